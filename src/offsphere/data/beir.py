@@ -1,0 +1,186 @@
+"""Collections in BEIR layout: corpus.jsonl, queries.jsonl and qrels/SPLIT.tsv, each plain or gzipped.
+
+The layout: https://github.com/beir-cellar/beir/wiki/Load-your-custom-dataset. An optional ``collection.yaml`` adds
+exclude_self, excluded, prompts, licence and name.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Iterable
+from pathlib import Path
+
+from offsphere.data.collection import Collection
+from offsphere.data.jsonl import read_jsonl
+from offsphere.data.qrels import read_qrels
+from offsphere.data.records import read_id, read_text
+from offsphere.data.settings import FILE as SETTINGS_FILE
+from offsphere.data.settings import read_settings
+from offsphere.errors import DataError
+
+CORPUS = "corpus.jsonl"
+QUERIES = "queries.jsonl"
+LAYOUT = "a collection is a folder with corpus.jsonl, queries.jsonl and qrels/SPLIT.tsv (each may end in .gz)"
+
+Qrels = dict[str, dict[str, int]]
+
+
+def load_collection(source: str | Path, split: str = "test", *, strict: bool = False) -> Collection:
+    """The documents of a folder in BEIR layout, and the queries and judgements of one split.
+
+    Judgements of queries or documents that do not exist are left out, and so are queries without a positive
+    judgement; the notes say how many. A perfect ranking therefore always scores 1.
+
+    Args:
+        source: The folder.
+        split: The name of a file in its ``qrels`` folder, without ``.tsv``.
+        strict: Whether a judgement of something that does not exist is an error.
+
+    Raises:
+        DataError: If a file is missing or malformed, an id occurs twice, or no judgement matches any text.
+    """
+    folder = Path(source).expanduser()
+    qrels_file = _qrels_file(folder, split)
+    settings = read_settings(folder)
+    documents = _read_texts(_required(folder, CORPUS), titled=True)
+    texts = _read_texts(_required(folder, QUERIES), titled=False)
+    judgements = read_qrels(qrels_file)
+
+    notes = [
+        *_dangling("queries", judgements, texts, qrels_file, strict),
+        *_dangling("documents", (d for grades in judgements.values() for d in grades), documents, qrels_file, strict),
+        *_unknown_exclusions(settings.excluded, texts, folder / SETTINGS_FILE, strict),
+    ]
+    known = _known(judgements, texts, documents)
+    qrels = {query: grades for query, grades in known.items() if any(grade > 0 for grade in grades.values())}
+    if not qrels:
+        raise DataError("no query has a positive judgement of a document in the corpus", qrels_file)
+    if len(qrels) < len(known):
+        notes.append(f"{_counted(len(known) - len(qrels), 'query', 'queries')} without a positive judgement left out")
+    queries = {query: texts[query] for query in qrels}
+    notes += _empty(queries, "query", "queries") + _empty(documents, "document", "documents")
+    return Collection(
+        name=settings.name or folder.resolve().name,
+        split=split,
+        documents=documents,
+        queries=queries,
+        qrels=qrels,
+        excluded={query: ids for query, ids in settings.excluded.items() if query in queries},
+        exclude_self=settings.exclude_self,
+        prompts=settings.prompts,
+        licence=settings.licence,
+        path=folder,
+        notes=tuple(notes),
+    )
+
+
+def available_splits(source: str | Path) -> list[str]:
+    """The sorted names of the splits that a collection folder judges."""
+    files = (Path(source).expanduser() / "qrels").glob("*.tsv*")
+    return sorted({file.name.removesuffix(".gz").removesuffix(".tsv") for file in files if _is_qrels(file)})
+
+
+def is_collection(folder: Path) -> bool:
+    """Whether a folder has the corpus of a collection."""
+    return _find(folder, CORPUS) is not None
+
+
+def _is_qrels(file: Path) -> bool:
+    return file.name.endswith((".tsv", ".tsv.gz")) and not file.name.startswith(".")
+
+
+def _find(folder: Path, name: str) -> Path | None:
+    candidates = (folder / name, folder / f"{name}.gz")
+    return next((file for file in candidates if file.is_file()), None)
+
+
+def _required(folder: Path, name: str) -> Path:
+    if not folder.is_dir():
+        raise DataError(f"not a folder; {LAYOUT}", folder)
+    file = _find(folder, name)
+    if file is None:
+        raise DataError(f"{name} is missing; {LAYOUT}", folder)
+    return file
+
+
+def _qrels_file(folder: Path, split: str) -> Path:
+    _required(folder, CORPUS)
+    splits = available_splits(folder)
+    if not splits:
+        raise DataError(f"no judgements in {folder / 'qrels'}; {LAYOUT}", folder)
+    if split not in splits:
+        raise DataError(f"no split {split!r}; this collection has {', '.join(splits)}", folder)
+    return _required(folder, f"qrels/{split}.tsv")
+
+
+def _read_texts(path: Path, *, titled: bool) -> dict[str, str]:
+    texts: dict[str, str] = {}
+    for line, record in read_jsonl(path):
+        identifier = read_id(record, "_id", path, line)
+        if identifier in texts:
+            raise DataError(f"the _id {identifier!r} occurs twice; every id must be unique", path, line)
+        text = read_text(record, "text", path, line)
+        title = read_text(record, "title", path, line) if titled and "title" in record else ""
+        texts[identifier] = f"{title} {text}".strip()
+    if not texts:
+        raise DataError("the file is empty; expected one JSON object a line", path)
+    return texts
+
+
+def _dangling(kind: str, judged: Iterable[str], texts: dict[str, str], qrels_file: Path, strict: bool) -> list[str]:
+    """A note on judged ids without a text; an error where none has one, or where strict."""
+    ids = list(judged)
+    missing = [identifier for identifier in ids if identifier not in texts]
+    if not missing:
+        return []
+    if len(missing) == len(ids):
+        raise DataError(
+            f"none of the {len(set(ids))} judged {kind} exists: the judgements name {ids[0]!r}, "
+            f"the {kind} have ids such as {next(iter(texts))!r}{_unicode_hint(ids, texts)}",
+            qrels_file,
+        )
+    what = "queries that are not in queries.jsonl" if kind == "queries" else "documents that are not in the corpus"
+    subject = "judged ids name" if kind == "queries" else "judgements name"
+    found = f"{len(missing)} {subject} {what} ({_examples(missing)})"
+    if strict:
+        raise DataError(f"{found}; add them, or load without strict to leave these judgements out", qrels_file)
+    return [f"{found}; left out"]
+
+
+def _unicode_hint(ids: list[str], texts: dict[str, str]) -> str:
+    composed = {unicodedata.normalize("NFC", identifier) for identifier in texts}
+    if any(unicodedata.normalize("NFC", identifier) in composed for identifier in ids):
+        return "; they would match in one Unicode form: write both files in NFC"
+    return ""
+
+
+def _unknown_exclusions(excluded: Iterable[str], texts: dict[str, str], path: Path, strict: bool) -> list[str]:
+    unknown = [query for query in excluded if query not in texts]
+    if not unknown:
+        return []
+    found = f"excluded names {_counted(len(unknown), 'unknown query', 'unknown queries')} ({_examples(unknown)})"
+    if strict:
+        raise DataError(found, path)
+    return [found]
+
+
+def _known(judgements: Qrels, texts: dict[str, str], documents: dict[str, str]) -> Qrels:
+    return {
+        query: {document: grade for document, grade in grades.items() if document in documents}
+        for query, grades in judgements.items()
+        if query in texts
+    }
+
+
+def _empty(texts: dict[str, str], one: str, many: str) -> list[str]:
+    number = sum(not text for text in texts.values())
+    return [f"{_counted(number, one, many)} without text"] if number else []
+
+
+def _counted(number: int, one: str, many: str) -> str:
+    return f"{number} {one if number == 1 else many}"
+
+
+def _examples(ids: list[str]) -> str:
+    distinct = list(dict.fromkeys(ids))
+    return ", ".join(distinct[:3]) + (", ..." if len(distinct) > 3 else "")
