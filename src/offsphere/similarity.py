@@ -17,6 +17,7 @@ alike, and dot and qnorm rank alike; gamma_q changes the scores across queries a
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -38,6 +39,7 @@ FIXED: dict[str, tuple[float, float]] = {
 }
 LEARNABLE = "learnable"
 NAMES: tuple[str, ...] = (*FIXED, LEARNABLE)
+_EXPONENTS = re.compile(r"gamma_q=([-+.\deE]+),gamma_d=([-+.\deE]+)")
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,7 @@ class Similarity:
 
     @classmethod
     def parse(cls, value: str | Mapping[str, Any] | Similarity) -> Similarity:
-        """A Similarity from one of the five names, a mapping with gamma_q and gamma_d, or another Similarity.
+        """A Similarity from any ``name`` of one, a mapping with gamma_q and gamma_d, or another Similarity.
 
         ``learnable`` starts at gamma 0.5 on both sides, the sigmoid of 0 (paper, section 3).
 
@@ -85,8 +87,11 @@ class Similarity:
             return cls(0.5, 0.5, learned=True)
         if value in FIXED:
             return cls(*FIXED[value])
+        if exponents := _EXPONENTS.fullmatch(value):
+            return cls(float(exponents[1]), float(exponents[2]))
         raise ConfigError(
-            f"unknown similarity {value!r}; expected one of {', '.join(NAMES)}, or {{gamma_q: 0.2, gamma_d: 0.9}}"
+            f"unknown similarity {value!r}; expected one of {', '.join(NAMES)}, or exponents such as "
+            "gamma_q=0.2,gamma_d=0.9"
         )
 
     @classmethod

@@ -149,6 +149,18 @@ class TrainingPairs:
             notes=tuple(f"{part.name}: {note}" for part in parts for note in part.notes),
         )
 
+    def as_collection(self, split: str) -> Collection:
+        """The pairs as queries to rank their own positives and negatives for; known relevance beyond them is left out.
+
+        Args:
+            split: What the collection calls itself.
+        """
+        ids, texts = chain(self.positive_ids, *self.negative_ids), chain(self.positives, *self.negatives)
+        documents = dict(zip(ids, texts, strict=True))
+        queries = dict(zip(self.query_ids, self.queries, strict=True))
+        qrels = {query: {d: 1 for d in sorted(self.relevant[query]) if d in documents} for query in queries}
+        return Collection(self.name, split, documents, queries, qrels)
+
     def _take(self, rows: list[int]) -> TrainingPairs:
         query_ids = [self.query_ids[row] for row in rows]
         return TrainingPairs(

@@ -1,0 +1,127 @@
+"""Settings of a run: typed, read from YAML, overridden by flags, and written back in full."""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from offsphere.errors import ConfigError
+from offsphere.similarity import NAMES, Similarity
+
+
+class CompareConfig(BaseModel):
+    """What ``offsphere compare`` does; None means that the plan decides from the encoder and the data.
+
+    Defaults follow the paper's recipe (section 4) where they do not depend on the size of encoder and data.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    model: str = Field(description="encoder: hub name, folder, or package:NAME")
+    train: list[str] = Field(min_length=1, description="collections or files of pairs to train on")
+    eval: list[str] = Field(min_length=1, description="collections to evaluate on")
+    out: Path = Field(description="run folder")
+    similarities: list[str] = Field(default=list(NAMES), description="similarities to compare")
+    seeds: list[int] = Field(default=[0, 42, 1337], min_length=1, description="one training a similarity and seed")
+    init: Literal["pretrained", "random"] = Field("pretrained", description="start from pretrained or random weights")
+
+    split: str = Field("test", description="split of the evaluation collections")
+    max_pairs: int | None = Field(None, gt=0, description="train on a random sample of the pairs")
+    max_queries: int | None = Field(None, gt=0, description="evaluate on a random sample of the queries")
+    max_documents: int | None = Field(None, gt=0, description="evaluate on the relevant documents and a random sample")
+
+    steps: int | None = Field(None, gt=0, description="optimiser steps")
+    epochs: float | None = Field(None, gt=0, description="passes over the pairs, when steps are not given")
+    batch_size: int | None = Field(None, gt=1, description="pairs a batch")
+    max_length: int | None = Field(None, gt=1, description="tokens kept of each text")
+    learning_rate: float | None = Field(None, gt=0, description="peak rate of the encoder's weights")
+    gamma_learning_rate: float = Field(0.01, gt=0, description="rate of gammas and scale")
+    scale: float | Literal["auto"] = Field("auto", description="inverse temperature: a number, or auto")
+    learn_scale: bool = Field(False, description="train the scale too")
+    freeze_layers: int | None = Field(None, ge=0, description="keep the first N layers, and cache what they give")
+    weight_decay: float = Field(0.01, ge=0)
+    warmup_ratio: float = Field(0.0, ge=0, lt=1, description="share of the steps with a rising rate")
+    schedule: Literal["cosine", "linear", "constant_with_warmup"] = "cosine"
+    query_prompt: str | None = Field(None, description="text put before each query; stored with the model")
+    document_prompt: str | None = Field(None, description="text put before each document; stored with the model")
+
+    evaluations: int = Field(5, gt=0, description="validations during training")
+    validation_queries: int = Field(200, gt=0, description="queries of each dev split that validation uses")
+    validation_documents: int = Field(1000, gt=0, description="documents of each dev split that validation uses")
+    run_files: Literal["none", "first", "all"] = Field(
+        "first", description="write the run files of none, first, all seeds"
+    )
+    device: str | None = Field(None, description="cpu, cuda, mps; the best at hand by default")
+    strict: bool = Field(False, description="refuse judgements of documents that the corpus lacks")
+
+    @field_validator("similarities", mode="before")
+    @classmethod
+    def _names(cls, given: Any) -> Any:
+        return [Similarity.parse(one).name for one in given] if isinstance(given, list) else given
+
+    @field_validator("similarities")
+    @classmethod
+    def _distinct_with_cosine(cls, names: list[str]) -> list[str]:
+        if repeated := sorted({name for name in names if names.count(name) > 1}):
+            raise ValueError(f"named twice: {', '.join(repeated)}")
+        if "cosine" not in names:
+            raise ValueError("cosine must be among the similarities: every other one is compared with it")
+        return names
+
+    @field_validator("seeds")
+    @classmethod
+    def _distinct_seeds(cls, seeds: list[int]) -> list[int]:
+        if len(set(seeds)) < len(seeds):
+            raise ValueError(f"a seed is named twice in {seeds}; the same seed gives the same run")
+        return seeds
+
+    @model_validator(mode="after")
+    def _sensible(self) -> CompareConfig:
+        if self.steps is not None and self.epochs is not None:
+            raise ValueError("give steps or epochs, not both")
+        if self.init == "random" and self.freeze_layers is not None:
+            raise ValueError("freeze_layers would keep random layers as they are; leave it out with init: random")
+        return self
+
+    def to_yaml(self) -> str:
+        """The settings as YAML that ``read_config`` reads back to the same settings."""
+        return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+
+
+def read_config(path: Path | None, flags: dict[str, Any]) -> CompareConfig:
+    """Settings from a YAML file, with flags that are not None in place of the file's.
+
+    Raises:
+        ConfigError: If the file is no mapping, a setting is unknown (with the nearest known one) or impossible.
+    """
+    settings: dict[str, Any] = {}
+    if path is not None:
+        try:
+            loaded = yaml.safe_load(path.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise ConfigError(f"cannot read --config {path}: {error.strerror}") from error
+        except yaml.YAMLError as error:
+            raise ConfigError(f"{path} is not YAML: {error}") from error
+        if not isinstance(loaded, dict):
+            raise ConfigError(f"{path}: expected settings such as 'model: NAME', found {type(loaded).__name__}")
+        settings.update(loaded)
+    settings.update({name: value for name, value in flags.items() if value is not None})
+    try:
+        return CompareConfig(**settings)
+    except ValidationError as error:
+        raise ConfigError("\n".join(_explain(item) for item in error.errors())) from error
+
+
+def _explain(item: Any) -> str:
+    name = ".".join(str(part) for part in item["loc"])
+    if item["type"] == "extra_forbidden":
+        near = difflib.get_close_matches(name, CompareConfig.model_fields, n=1)
+        return f"unknown setting {name!r}" + (f"; did you mean {near[0]!r}?" if near else "")
+    if item["type"] == "missing":
+        return f"{name} is missing; give --{name.replace('_', '-')} or '{name}:' in the configuration file"
+    found = "" if isinstance(item["input"], dict) else f", found {item['input']!r}"
+    return f"{name + ': ' if name else ''}{item['msg'].removeprefix('Value error, ')}{found}"

@@ -1,0 +1,228 @@
+"""Exact ranking of a collection under a similarity, in the order of trec_eval, and TREC run files."""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from offsphere.errors import ConfigError, DataError, EncoderError
+from offsphere.similarity import Similarity
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from offsphere.data import Collection
+
+ABSENT = -(2**63)  # below every key of a document: an excluded document, or no document at all
+SCORES_AT_ONCE = 2**22  # 32 MB of float64, and a few times that for the keys
+
+
+@dataclass(frozen=True)
+class EmbeddedCollection:
+    """A collection with the raw embeddings of its texts.
+
+    Attributes:
+        collection: The texts, judgements and exclusions.
+        queries: (Q, n) float32, rows in the order of ``collection.queries``.
+        documents: (D, n) float32, rows in the order of ``collection.documents``.
+
+    Raises:
+        EncoderError: If the shapes do not fit the collection, or a value is NaN or infinite.
+    """
+
+    collection: Collection
+    queries: np.ndarray
+    documents: np.ndarray
+
+    def __post_init__(self) -> None:
+        _check(self.queries, list(self.collection.queries), f"query embeddings of {self.collection.name}")
+        _check(self.documents, list(self.collection.documents), f"document embeddings of {self.collection.name}")
+        if self.queries.shape[1] != self.documents.shape[1]:
+            raise EncoderError(
+                f"queries of {self.collection.name} have {self.queries.shape[1]} dimensions and documents "
+                f"{self.documents.shape[1]}; encode both with the same model"
+            )
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """The best documents of every query, best first.
+
+    Attributes:
+        query_ids: Q ids, one per row.
+        document_ids: All D ids; ``indices`` points into them.
+        indices: (Q, k) int64, -1 where a query has fewer than k candidates.
+        scores: (Q, k) float32, -inf where ``indices`` is -1.
+    """
+
+    query_ids: list[str]
+    document_ids: list[str]
+    indices: np.ndarray
+    scores: np.ndarray
+
+    def run(self) -> dict[str, dict[str, float]]:
+        """The scores as ``{query id: {document id: score}}``, best first."""
+        return {
+            query: {self.document_ids[i]: score for i, score in zip(row, scores, strict=True) if i >= 0}
+            for query, row, scores in zip(self.query_ids, self.indices.tolist(), self.scores.tolist(), strict=True)
+        }
+
+
+def rank(embedded: EmbeddedCollection, similarity: Similarity, k: int = 100, *, block_size: int = 8192) -> Ranking:
+    """The k best documents of every query: score descending, ties by document id descending, as trec_eval orders.
+
+    The collection's exclusions are taken out before the choice of the k best, so that the list is refilled. A zero
+    vector scores 0; an empty text keeps whatever embedding the encoder gave it. Scores are summed in float64 and
+    rounded to float32 once, which hides the rounding of the matrix product: the ranking is the same for every block
+    size and every order of the corpus.
+
+    Args:
+        embedded: Raw embeddings.
+        similarity: What to rank under.
+        k: Length of the list.
+        block_size: Documents scored at a time; changes memory and speed only.
+
+    Raises:
+        ConfigError: If k or block_size is below 1.
+    """
+    import torch
+
+    if k < 1 or block_size < 1:
+        raise ConfigError(f"k and block_size must be at least 1, found {k} and {block_size}")
+    document_ids = list(embedded.collection.documents)
+    # In this order of the corpus a tie is won by the lower position.
+    order = np.array(sorted(range(len(document_ids)), key=document_ids.__getitem__, reverse=True), dtype=np.int64)
+    excluded = _excluded(embedded.collection, [document_ids[i] for i in order])
+    queries = torch.from_numpy(similarity.prepare_query(embedded.queries.astype(np.float64)))
+    best = torch.full((len(queries), k), ABSENT)
+    step = max(1, SCORES_AT_ONCE // block_size)
+    for start in range(0, len(order), block_size):
+        block = embedded.documents[order[start : start + block_size]].astype(np.float64)
+        documents = torch.from_numpy(similarity.prepare_document(block))
+        for first in range(0, len(queries), step):
+            rows = slice(first, first + step)
+            keys = _keys((queries[rows] @ documents.T).float(), start)
+            keys[_within(excluded, first, first + len(keys), start, start + len(documents))] = ABSENT
+            best[rows] = torch.cat([best[rows], keys], dim=1).topk(k, dim=1).values
+    positions, scores = _decode(best)
+    found = positions >= 0
+    return Ranking(list(embedded.collection.queries), document_ids, np.where(found, order[positions], -1), scores)
+
+
+def write_trec(ranking: Ranking, path: Path, tag: str) -> None:
+    """Write a TREC run file, ``query Q0 document rank score tag``; scores read back as exactly the same float32.
+
+    Raises:
+        DataError: If an id or the tag holds white space, which separates the columns of the format.
+    """
+    _refuse_space(tag, path)
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    with temporary.open("w", encoding="utf-8", newline="\n") as file:
+        for query, documents in ranking.run().items():
+            _refuse_space(query, path)
+            for place, (document, score) in enumerate(documents.items(), start=1):
+                _refuse_space(document, path)
+                file.write(f"{query} Q0 {document} {place} {score!r} {tag}\n")
+    temporary.replace(path)
+
+
+def read_trec(path: Path) -> dict[str, dict[str, float]]:
+    """A TREC run file as ``{query id: {document id: score}}``; the column of ranks is ignored, as trec_eval does.
+
+    Raises:
+        DataError: If there is no such file, a line has not six columns, a score is no finite number, or a document
+            comes twice for a query.
+    """
+    run: dict[str, dict[str, float]] = {}
+    if not path.is_file():
+        raise DataError("no such run file; expected lines of `query Q0 document rank score tag`", path)
+    with path.open(encoding="utf-8-sig") as file:
+        for line, text in enumerate(file, start=1):
+            columns = text.split()
+            if len(columns) != 6:
+                raise DataError(f"expected `query Q0 document rank score tag`, found {text.strip()!r}", path, line)
+            query, _, document, _, score, _ = columns
+            documents = run.setdefault(query, {})
+            if document in documents:
+                raise DataError(f"document {document!r} comes twice for query {query!r}; keep one", path, line)
+            documents[document] = _finite(score, path, line)
+    return run
+
+
+def _check(embeddings: np.ndarray, ids: list[str], what: str) -> None:
+    if embeddings.ndim != 2 or len(embeddings) != len(ids):
+        raise EncoderError(f"{what} have shape {embeddings.shape}; expected ({len(ids)}, dimension), one row per text")
+    broken = np.flatnonzero(~np.isfinite(embeddings).all(axis=1))
+    if len(broken):
+        raise EncoderError(
+            f"{len(broken)} of {len(ids)} {what} are NaN or infinite, such as {ids[broken[0]]!r}; "
+            "encode in float32, and look for a diverged training or an empty text"
+        )
+
+
+def _excluded(collection: Collection, ordered_ids: list[str]) -> tuple[np.ndarray, np.ndarray]:
+    """Rows and positions of the documents that a query must not get, sorted by row."""
+    if not (collection.excluded or collection.exclude_self):
+        return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
+    position = {document: i for i, document in enumerate(ordered_ids)}
+    pairs = [
+        (row, position[document])
+        for row, query in enumerate(collection.queries)
+        for document in collection.excluded.get(query, frozenset()) | ({query} if collection.exclude_self else set())
+        if document in position
+    ]
+    rows, positions = np.array(pairs, dtype=np.int64).reshape(-1, 2).T
+    return rows, positions
+
+
+def _within(
+    excluded: tuple[np.ndarray, np.ndarray], first: int, last: int, start: int, stop: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """The excluded pairs inside a block, counted from its corner."""
+    rows, positions = (side[slice(*np.searchsorted(excluded[0], [first, last]))] for side in excluded)
+    inside = (positions >= start) & (positions < stop)
+    return rows[inside] - first, positions[inside] - start
+
+
+def _keys(scores: Tensor, start: int) -> Tensor:
+    """One int64 per score that sorts as (score, then lower position): a total order, so that topk has no ties."""
+    import torch
+
+    bits = (scores + 0.0).view(torch.int32)  # adding zero turns -0 into 0, with which it ties
+    positions = torch.arange(start, start + scores.shape[1])
+    return (_flip(bits).long() << 32) + (2**32 - 1 - positions)
+
+
+def _decode(keys: Tensor) -> tuple[np.ndarray, np.ndarray]:
+    """Positions and scores from keys: -1 and -inf where there is no document."""
+    import torch
+
+    absent = keys == ABSENT
+    positions = (2**32 - 1 - (keys & (2**32 - 1))).masked_fill(absent, -1)
+    scores = _flip((keys >> 32).to(torch.int32)).view(torch.float32).masked_fill(absent, -math.inf)
+    return positions.numpy(), scores.numpy()
+
+
+def _flip(bits: Tensor) -> Tensor:
+    """The bits of float32 as integers of the same order; its own inverse."""
+    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
+
+
+def _refuse_space(name: str, path: Path) -> None:
+    if name.split() != [name]:
+        raise DataError(f"{name!r} is empty or holds white space, which a TREC run file cannot store", path)
+
+
+def _finite(score: str, path: Path, line: int) -> float:
+    try:
+        value = float(score)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise DataError(f"expected a finite score, found {score!r}", path, line)
+    return value

@@ -1,0 +1,244 @@
+"""InfoNCE on raw embeddings under any similarity, with known positives taken out of the negatives.
+
+``info_nce`` is the pure function; ``InfoNCELoss`` makes it a loss for ``SentenceTransformerTrainer``.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal
+
+import torch
+from sentence_transformers import SentenceTransformer
+from torch import Tensor, nn
+
+from offsphere.errors import ConfigError, TrainingError
+from offsphere.modules import LearnedSimilarity, learned_similarity
+from offsphere.similarity import Similarity, norms
+
+ALPHA = 20.0
+"""The inverse temperature of the paper (section 4.1), for every variant."""
+
+logger = logging.getLogger(__name__)
+
+
+def info_nce(
+    queries: Tensor,
+    documents: Tensor,
+    similarity: Similarity,
+    scale: float | Tensor = ALPHA,
+    masked: Tensor | None = None,
+) -> Tensor:
+    """Mean over queries of -log softmax(scale * s(q_i, .))[i] (paper, equation 1).
+
+    Args:
+        queries: (B, n) raw embeddings, any floating dtype.
+        documents: (M, n) raw embeddings, M >= B; row i < B is the positive of query i, all other rows its negatives.
+        similarity: Its gammas may be tensors in the graph.
+        scale: Inverse temperature alpha, a number or a 0-d tensor in the graph.
+        masked: (B, M) boolean, true where a document must not count as a negative. A query's own positive always
+            counts, whatever the mask says.
+
+    Returns:
+        A 0-d tensor in float32 or float64.
+
+    Raises:
+        TrainingError: If the loss is not finite, with what to change.
+    """
+    # Masking follows the scaling: -inf times a learned scale would give the scale a gradient of NaN.
+    logits = similarity.scores(queries, documents) * scale
+    positives = torch.arange(len(queries), device=logits.device)
+    if masked is not None:
+        masked = masked.clone()
+        masked[positives, positives] = False
+        logits = logits.masked_fill(masked, -torch.inf)
+    loss = nn.functional.cross_entropy(logits, positives)
+    if not torch.isfinite(loss):
+        raise TrainingError(
+            f"the loss is {loss.item()} under {similarity.detached()!r}: the embeddings or their scores are not finite "
+            f"(largest query length {norms(queries.detach()).max().item():.3g}, largest document length "
+            f"{norms(documents.detach()).max().item():.3g}). Try a lower --learning-rate, or --scale auto"
+        )
+    return loss
+
+
+def auto_scale(similarity: Similarity, query_lengths: Any, document_lengths: Any, alpha: float = ALPHA) -> float:
+    """Alpha / (mean|q|^(1-gamma_q) mean|d|^(1-gamma_d)): every variant then starts with the same spread of logits.
+
+    With raw products and alpha 20 the softmax is saturated from the first step and training cannot recover.
+
+    Args:
+        similarity: The variant to be trained.
+        query_lengths: Lengths of the untrained model's query embeddings, array or tensor; zeros are left out.
+        document_lengths: The same for documents.
+        alpha: The inverse temperature that a cosine would get.
+
+    Raises:
+        TrainingError: If all lengths of a side are 0.
+    """
+    scale = alpha
+    sides = zip(("query", "document"), (query_lengths, document_lengths), similarity.gammas, strict=True)
+    for side, lengths, gamma in sides:
+        positive = lengths[lengths > 0]
+        if len(positive) == 0:
+            raise TrainingError(f"every {side} embedding has length 0: the encoder gives nothing to compare")
+        scale /= float(positive.mean()) ** (1.0 - gamma)
+    return scale
+
+
+class KnownPositives:
+    """Which documents are relevant to which queries, by integer key.
+
+    Args:
+        pairs: (query key, document key) of every known positive.
+        n_documents: One more than the largest document key.
+    """
+
+    def __init__(self, pairs: Iterable[tuple[int, int]], n_documents: int):
+        self.n_documents = n_documents
+        self.codes = torch.tensor(sorted({query * n_documents + document for query, document in pairs})).long()
+
+
+def known_positive_mask(queries: Tensor, documents: Tensor, known: KnownPositives | None = None) -> Tensor:
+    """(B, M) boolean: true where document m is a positive of query b and so must not be its negative.
+
+    It is one when its key equals the key of b's own positive, when it is the positive of another row with b's query
+    key, or when ``known`` lists it. The diagonal, each query's own positive, is false.
+
+    Args:
+        queries: (B,) integer keys; equal keys are the same query.
+        documents: (M,) integer keys, the B positives first; equal keys are the same document.
+        known: Judgements from beyond the batch.
+    """
+    n_documents = int(documents.max()) + 1 if known is None else known.n_documents
+    codes = queries[:, None] * n_documents + documents
+    in_batch = (queries * n_documents + documents[: len(queries)]).sort().values
+    mask = _contains(in_batch, codes)
+    if known is not None:
+        mask |= _contains(known.codes.to(codes.device), codes)
+    return mask.fill_diagonal_(False)
+
+
+def _contains(codes: Tensor, wanted: Tensor) -> Tensor:
+    """Whether each wanted code is among the sorted ones; ``torch.isin`` would sort the large side again each time."""
+    if len(codes) == 0:
+        return torch.zeros_like(wanted, dtype=torch.bool)
+    places = torch.searchsorted(codes, wanted).clamp_(max=len(codes) - 1)
+    return codes[places] == wanted
+
+
+class InfoNCELoss(nn.Module):
+    """InfoNCE with in-batch and hard negatives, as a loss of ``SentenceTransformerTrainer``.
+
+    Columns are query, positive, then any number of negatives; every document of the batch is a candidate of every
+    query. A document that is known to be relevant to a query is masked out of its negatives: the same text, another
+    positive of the same query, or a pair in ``known_positives``.
+
+    Args:
+        model: The encoder. If it carries a ``LearnedSimilarity``, that one's gammas and scale are used.
+        similarity: One of the five names, gammas, or a Similarity. ``learnable`` needs the module in the model.
+        scale: Inverse temperature: a number, or ``auto`` to measure it on the first batch (see ``auto_scale``).
+        known_positives: Judgements by integer key. The dataset then has a ``label`` column with the keys of the row,
+            [query, positive, negative_1, ...]; without it, keys are made from the tokens of the batch.
+
+    Attributes:
+        masked_negatives: Pairs masked so far; reset it at will.
+
+    Raises:
+        ConfigError: If the similarity or the scale is not understood.
+    """
+
+    def __init__(
+        self,
+        model: SentenceTransformer,
+        similarity: str | Mapping[str, Any] | Similarity = "cosine",
+        scale: float | Literal["auto"] = ALPHA,
+        known_positives: KnownPositives | None = None,
+    ):
+        super().__init__()
+        self.model = model
+        self.fixed_similarity = Similarity.parse(similarity)
+        self.known_positives = known_positives
+        self.masked_negatives = 0
+        if self.fixed_similarity.learned and learned_similarity(model) is None:
+            raise ConfigError(
+                "learned gammas live in the model, so that they are saved with it; type: "
+                "model.append(LearnedSimilarity(Similarity.parse('learnable')))  # from offsphere.modules"
+            )
+        if scale != "auto" and not (isinstance(scale, int | float) and scale > 0):
+            raise ConfigError(f"scale must be a positive number or 'auto', found {scale!r}")
+        self.fixed_scale: float | None = None if scale == "auto" else float(scale)
+
+    @property
+    def learned(self) -> LearnedSimilarity | None:
+        """The module in the model that carries gammas and scale, if there is one."""
+        return learned_similarity(getattr(self.model, "module", self.model))
+
+    @property
+    def similarity(self) -> Similarity:
+        """The similarity in force."""
+        return self.learned.similarity if self.learned else self.fixed_similarity
+
+    def forward(self, sentence_features: Iterable[dict[str, Tensor]], labels: Tensor | None = None) -> Tensor:
+        """The loss of a batch from its tokenised columns.
+
+        Args:
+            sentence_features: One mapping a column, query first.
+            labels: (B, columns) integer keys, or None.
+        """
+        columns = list(sentence_features)
+        if len(columns) < 2:
+            raise ConfigError(f"InfoNCE needs a query and a positive column, found {len(columns)} column")
+        query_keys, document_keys = _keys(columns, labels)
+        queries, *documents = (self.model(features)["sentence_embedding"] for features in columns)
+        return self.compute_loss_from_embeddings(queries, torch.cat(documents), query_keys, document_keys)
+
+    def compute_loss_from_embeddings(
+        self, queries: Tensor, documents: Tensor, query_keys: Tensor, document_keys: Tensor
+    ) -> Tensor:
+        """The loss of raw embeddings (B, n) and (M, n), with the integer key of each row."""
+        mask = known_positive_mask(
+            query_keys.to(queries.device), document_keys.to(queries.device), self.known_positives
+        )
+        self.masked_negatives += int(mask.sum())
+        return info_nce(queries, documents, self.similarity, self._scale(queries, documents), mask)
+
+    def _scale(self, queries: Tensor, documents: Tensor) -> float | Tensor:
+        if self.learned is not None:
+            return self.learned.scale
+        if self.fixed_scale is None:
+            self.fixed_scale = auto_scale(self.similarity, norms(queries.detach()), norms(documents.detach()))
+            logger.info("scale auto: %.4g for %s", self.fixed_scale, self.similarity)
+        return self.fixed_scale
+
+    def telemetry(self) -> dict[str, float | None]:
+        """The gammas and the scale in force, as plain numbers; the scale is None before ``auto`` has measured it."""
+        gamma_q, gamma_d = self.similarity.gammas
+        scale = self.learned.scale.item() if self.learned else self.fixed_scale
+        return {"gamma_q": gamma_q, "gamma_d": gamma_d, "scale": scale}
+
+    def get_config_dict(self) -> dict[str, Any]:
+        """What the model card of sentence-transformers shows."""
+        return {"similarity": str(self.similarity), "scale": self.telemetry()["scale"]}
+
+
+def _keys(columns: list[dict[str, Tensor]], labels: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Integer keys of the queries (B,) and of the documents (M,): from the labels, or from equal token sequences."""
+    if labels is not None and labels.dim() == 2 and labels.shape[1] == len(columns):
+        return labels[:, 0], labels[:, 1:].T.reshape(-1)
+    seen: dict[bytes, int] = {}
+    query_tokens, *document_tokens = (_tokens(features) for features in columns)
+    queries = [seen.setdefault(tokens, len(seen)) for tokens in query_tokens]
+    documents = [seen.setdefault(tokens, len(seen)) for column in document_tokens for tokens in column]
+    return torch.tensor(queries), torch.tensor(documents)
+
+
+def _tokens(features: dict[str, Tensor]) -> list[bytes]:
+    """The tokens of each row without padding, as bytes that compare equal when the texts do."""
+    ids = features["input_ids"].cpu()
+    if "offsets" in features:
+        rows: Iterable[Tensor] = ids.tensor_split(features["offsets"][1:].cpu())
+    else:
+        rows = (row[kept.bool()] for row, kept in zip(ids, features["attention_mask"].cpu(), strict=True))
+    return [row.numpy().tobytes() for row in rows]

@@ -1,0 +1,1 @@
+"""What a finished comparison says: terminal tables, figures, and one self-contained HTML page."""

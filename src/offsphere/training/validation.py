@@ -1,0 +1,65 @@
+"""What is measured on the dev splits while a model trains: nDCG@10 by its own similarity and as cosine, and lengths."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.base.evaluation import BaseEvaluator
+
+from offsphere.data import Collection
+from offsphere.diagnosis.variation import coefficient_of_variation
+from offsphere.evaluation.cross_table import score_under
+from offsphere.evaluation.embedding import embed
+from offsphere.evaluation.ranking import EmbeddedCollection
+from offsphere.losses import InfoNCELoss
+from offsphere.similarity import Similarity, norms
+
+MEASURE = "nDCG@10"
+AS_COSINE = f"{MEASURE}_as_cosine"
+
+
+class Validation(BaseEvaluator):
+    """An evaluator for ``SentenceTransformerTrainer``: the mean over dev splits, by own similarity and as cosine.
+
+    It keeps nothing of the models that it has seen.
+
+    Args:
+        collections: Dev splits, small enough to be encoded several times in a training.
+        loss: Tells the similarity and the scale in force.
+        batch_size: Texts in one forward pass.
+    """
+
+    def __init__(self, collections: Sequence[Collection], loss: InfoNCELoss, batch_size: int):
+        super().__init__()
+        self.collections = collections
+        self.loss = loss
+        self.batch_size = batch_size
+        self.primary_metric = MEASURE
+        self.greater_is_better = True
+
+    def __call__(
+        self, model: SentenceTransformer, output_path: str | None = None, epoch: float = -1, steps: int = -1
+    ) -> dict[str, Any]:
+        """nDCG@10 by own similarity and as cosine, mean and CV of query and document lengths, gammas and scale."""
+        scored_as = {"own": self.loss.similarity.detached(), "cosine": Similarity.parse("cosine")}
+        embedded = [embed(model, collection, self.batch_size) for collection in self.collections]
+        tables = [score_under(one, scored_as, (MEASURE,)) for one in embedded]
+
+        def mean(name: str) -> float:
+            return fmean(fmean(table.values[name][MEASURE].values()) for table in tables)
+
+        return {MEASURE: mean("own"), AS_COSINE: mean("cosine")} | describe_lengths(embedded) | self.loss.telemetry()
+
+
+def describe_lengths(embedded: Sequence[EmbeddedCollection]) -> dict[str, float | None]:
+    """Mean and coefficient of variation of the lengths of all queries and of all documents."""
+    described: dict[str, float | None] = {}
+    for side, matrices in (("query", [e.queries for e in embedded]), ("document", [e.documents for e in embedded])):
+        lengths = norms(np.concatenate(matrices))
+        described[f"{side}_norm_mean"] = float(lengths.mean())
+        described[f"{side}_norm_cv"] = coefficient_of_variation(lengths)
+    return described
