@@ -43,6 +43,7 @@ class CompareConfig(BaseModel):
     scale: float | Literal["auto"] = Field("auto", description="inverse temperature: a number, or auto")
     learn_scale: bool = Field(False, description="train the scale too")
     freeze_layers: int | None = Field(None, ge=0, description="keep the first N layers, and cache what they give")
+    dropout: float | None = Field(None, ge=0, lt=1, description="in training; the encoder's own by default")
     weight_decay: float = Field(0.01, ge=0)
     warmup_ratio: float = Field(0.0, ge=0, lt=1, description="share of the steps with a rising rate")
     schedule: Literal["cosine", "linear", "constant_with_warmup"] = "cosine"

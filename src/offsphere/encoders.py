@@ -70,7 +70,6 @@ def open_encoder(
             "Expected a Hugging Face name, a folder with modules.json and safetensors weights, or package:NAME."
         ) from error
     model.float()
-    model.model_card_data.generate_widget_examples = False
     if max_length is not None:
         limit_length(model, max_length)
     for side, prompt in (prompts or {}).items():
@@ -207,6 +206,18 @@ def limit_length(model: SentenceTransformer, max_length: int) -> None:
     if positions is not None and max_length > positions:
         raise ConfigError(f"--max-length {max_length} is more than the {positions} tokens that this encoder can read")
     model.max_seq_length = max_length
+
+
+def set_dropout(model: SentenceTransformer, probability: float) -> None:
+    """Drop that share of activations in training, everywhere where the encoder drops any."""
+    from torch import nn
+
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = probability
+        for name in ("attention_dropout", "dropout_prob"):
+            if isinstance(getattr(module, name, None), float):
+                setattr(module, name, probability)
 
 
 def save_encoder(model: SentenceTransformer, folder: Path, similarity: Similarity, card: str) -> None:

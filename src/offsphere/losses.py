@@ -87,6 +87,13 @@ def auto_scale(similarity: Similarity, query_lengths: Any, document_lengths: Any
     return scale
 
 
+def resolve_scale(
+    scale: float | Literal["auto"], similarity: Similarity, query_lengths: Any, document_lengths: Any
+) -> float:
+    """The scale itself if it is a number, never changed; the automatic one (see ``auto_scale``) otherwise."""
+    return auto_scale(similarity, query_lengths, document_lengths) if scale == "auto" else float(scale)
+
+
 class KnownPositives:
     """Which documents are relevant to which queries, by integer key.
 

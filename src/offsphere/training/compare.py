@@ -19,6 +19,7 @@ from offsphere.encoders import (
     open_encoder,
     randomise,
     save_encoder,
+    set_dropout,
     strip_normalize,
 )
 from offsphere.evaluation.comparison import Comparison, compare_similarities
@@ -26,7 +27,7 @@ from offsphere.evaluation.embedding import embed
 from offsphere.evaluation.evaluate import Evaluation, Subject, evaluate
 from offsphere.evaluation.ranking import EmbeddedCollection, rank, write_trec
 from offsphere.evaluation.results import PRETRAINED, write_query_values, write_results
-from offsphere.losses import auto_scale
+from offsphere.losses import resolve_scale
 from offsphere.modules import learned_similarity
 from offsphere.progress import Progress, Silent
 from offsphere.similarity import FIXED, LEARNABLE, Similarity, norms
@@ -76,6 +77,8 @@ class _Run:
         )
         self.declared = declared_similarity(self.model) or Similarity.parse("cosine")
         self.normalized = bool(strip_normalize(self.model))
+        if config.dropout is not None:
+            set_dropout(self.model, config.dropout)
         self.plan: Plan = make_plan(config, self.model, len(self.materials.pairs))
         similarities = [Similarity.parse(name) for name in config.similarities]
         # Learnable first: the others of its seed are then also scored with the gammas that it learned.
@@ -119,56 +122,44 @@ class _Run:
             )
 
     def _run_variants(self, missing: list[Variant]) -> None:
-        model, plan = self.model, self.plan
+        model = self.model
         if isinstance(model[0], CachedTokens | FrozenTrunk):
             model[0].fill(self.materials.texts(model.prompts), self.progress)
         queries, documents = self._sample()
         for variant in missing:
             check_lengths(queries, documents, variant.similarity)
         lengths = norms(queries), norms(documents)
-        start = {name: value.clone() for name, value in trainable_state(model).items()}
         if self.folder.find(PRETRAINED) is None:
-            subject = Finished(PRETRAINED, self.declared, PRETRAINED, None, None, 0, None, 0.0)
             with self.folder.unfinished(PRETRAINED) as folder:
-                self._evaluate(subject, folder)
+                self._evaluate(Finished(PRETRAINED, self.declared, PRETRAINED), folder)
+        start = {name: value.clone() for name, value in trainable_state(model).items()}
         dataset, known_positives = training_dataset(self.materials.pairs)
         for number, variant in enumerate(missing, 1):
             began = time.monotonic()
             model.load_state_dict(start, strict=False)
             if self.config.init == "random":
                 randomise(model, variant.seed)
-            scale = self.config.scale
-            if scale == "auto":
-                scale = auto_scale(variant.similarity, *lengths)
-            on_step = self.progress.start(f"{variant.name} ({number}/{len(missing)})", plan.steps)
             with self.folder.unfinished(variant.name) as folder:
                 trained = train_variant(
-                    model,
-                    dataset,
-                    known_positives,
-                    variant,
-                    scale,
-                    plan,
-                    self.materials.dev,
-                    folder / "log.jsonl",
-                    on_step,
+                    model=model,
+                    dataset=dataset,
+                    known_positives=known_positives,
+                    variant=variant,
+                    scale=resolve_scale(self.config.scale, variant.similarity, *lengths),
+                    plan=self.plan,
+                    dev=self.materials.dev,
+                    log=folder / "log.jsonl",
+                    on_step=self.progress.start(f"{variant.name} ({number}/{len(missing)})", self.plan.steps),
                 )
                 finished = Finished(
-                    name=variant.name,
-                    similarity=trained.similarity,
-                    trained_as=variant.similarity.name,
-                    seed=variant.seed,
-                    scale=trained.scale,
-                    best_step=trained.best_step,
-                    validation=trained.validation,
-                    seconds=time.monotonic() - began,
+                    variant.name, trained_as=variant.similarity.name, seed=variant.seed, **vars(trained)
                 )
                 evaluations = self._evaluate(finished, folder)
                 self._save_model(finished, evaluations, folder / "model")
             if learned_similarity(model) is not None:
                 del model[-1]
             self._keep_best_seed(finished)
-            self.progress.say(self._summary(finished, evaluations))
+            self.progress.say(self._summary(finished, evaluations, time.monotonic() - began))
 
     def _sample(self) -> tuple[np.ndarray, np.ndarray]:
         """Raw embeddings of the untrained model for a sample of the training pairs."""
@@ -181,7 +172,7 @@ class _Run:
         """Rank every evaluation collection with the model as it is, and write what came out into the folder."""
         subject = Subject(
             self.config.model,
-            "+".join(one for one in self.config.train) if finished.seed is not None else "",
+            self.materials.pairs.name if finished.seed is not None else "",
             finished.trained_as,
             finished.similarity,
             finished.seed,
@@ -234,7 +225,7 @@ class _Run:
             if one is not best:
                 self.folder.remove_model(one.name)
 
-    def _summary(self, finished: Finished, evaluations: list[Evaluation]) -> str:
+    def _summary(self, finished: Finished, evaluations: list[Evaluation], seconds: float) -> str:
         parts = [f"{finished.name:<18}"]
         if finished.validation is not None:
             parts.append(f"validation {finished.validation:.4f}")
@@ -250,7 +241,7 @@ class _Run:
                 parts.append(f"{domain} {np.mean(values):.4f}")
         if finished.similarity.learned:
             parts.append("gammas {:.2f}, {:.2f}".format(*finished.similarity.gammas))
-        return "  ".join([*parts, f"{finished.seconds:.0f} s"])
+        return "  ".join([*parts, f"{seconds:.0f} s"])
 
     def _conclude(self) -> Comparison:
         order = sorted(self.variants, key=lambda v: (self.config.similarities.index(v.similarity.name), v.seed))

@@ -53,7 +53,7 @@ class _Defaults:
 
 # The paper's rates (2e-6, 5e-6) belong to tens of thousands of steps; a run of a few hundred needs larger ones. A
 # static embedding moves only the rows of the tokens that it meets, so it takes, and needs, far larger steps.
-STATIC = _Defaults(batch_size=256, encode_batch_size=2048, learning_rate=2e-3, epochs=2.0)
+STATIC = _Defaults(batch_size=256, encode_batch_size=2048, learning_rate=1e-2, epochs=2.0)
 TRANSFORMER = _Defaults(batch_size=64, encode_batch_size=64, learning_rate=2e-5, epochs=1.0)
 
 

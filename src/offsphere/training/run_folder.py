@@ -41,18 +41,16 @@ class Finished:
         seed: Of the training; None for the untrained encoder.
         scale: The inverse temperature at the end.
         best_step: The step of the weights that were kept.
-        validation: nDCG@10 of these weights on the dev splits.
-        seconds: How long training and evaluation took.
+        validation: nDCG@10 of these weights on the dev splits, where there are any.
     """
 
     name: str
     similarity: Similarity
     trained_as: str
-    seed: int | None
-    scale: float | None
-    best_step: int
-    validation: float | None
-    seconds: float
+    seed: int | None = None
+    scale: float | None = None
+    best_step: int = 0
+    validation: float | None = None
 
 
 class RunFolder:

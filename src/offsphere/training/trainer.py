@@ -25,6 +25,9 @@ class RetrieverTrainer(SentenceTransformerTrainer):
     Checkpoints therefore also work for encoders whose input module stands in for another one (``cached_inputs``).
     """
 
+    def add_model_card_callback(self, default_args_dict: dict[str, Any]) -> None:
+        """Leave out sentence-transformers' own card, which reads the whole dataset; ours replaces it."""
+
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
         folder = Path(output_dir or self.args.output_dir)
         folder.mkdir(parents=True, exist_ok=True)
