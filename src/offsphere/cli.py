@@ -18,6 +18,8 @@ from offsphere.errors import OffsphereError
 if TYPE_CHECKING:
     from rich.progress import TaskID
 
+    from offsphere.report.run import RunRecord
+
 app = typer.Typer(
     name="offsphere",
     help="Which embeddings to normalise: train, prove, and keep the ranking of retrievers whose vectors carry length.",
@@ -112,8 +114,9 @@ def compare(
     if as_json:
         print_json(comparison.to_dict())
         return
-    print_comparison(out, read_run(settings.out))
-    out.print(f"\nreport   {report}\nmodel    {settings.out / 'model'}", highlight=False, soft_wrap=True)
+    record = read_run(settings.out)
+    print_comparison(out, record)
+    print_places(report, record)
 
 
 @app.command(
@@ -171,8 +174,21 @@ def report(
     from offsphere.report.tables import print_comparison
 
     page = write_report(runs, out_file or runs[0] / "report.html")
-    print_comparison(out, *(read_run(run) for run in runs))
-    out.print(f"\nreport   {page}", highlight=False, soft_wrap=True)
+    records = [read_run(run) for run in runs]
+    print_comparison(out, *records)
+    print_places(page, max(records, key=lambda record: record.recommended_value))
+
+
+def print_places(page: Path, record: RunRecord) -> None:
+    """Tell where the report and the recommended model are, and the command that opens the model."""
+    model = record.folder / "model"
+    module, opens = record.opener
+    python = Path(sys.executable)
+    if python.is_relative_to(Path.cwd()):
+        python = python.relative_to(Path.cwd())
+    code = f"from {module} import {opens}; print({opens}('{model}'))"
+    lines = f'\nreport   {page}\nmodel    {model}\nopen it  {python} -c "{code}"'
+    out.print(lines, highlight=False, markup=False, soft_wrap=True)
 
 
 class Shown:

@@ -44,9 +44,11 @@ class CompareConfig(BaseModel):
     learn_scale: bool = Field(False, description="train the scale too")
     freeze_layers: int | None = Field(None, ge=0, description="keep the first N layers, and cache what they give")
     dropout: float | None = Field(None, ge=0, lt=1, description="in training; the encoder's own by default")
-    weight_decay: float = Field(0.01, ge=0)
+    weight_decay: float = Field(0.01, ge=0, description="of AdamW; none for gammas, scale, biases, layer norms")
     warmup_ratio: float = Field(0.0, ge=0, lt=1, description="share of the steps with a rising rate")
-    schedule: Literal["cosine", "linear", "constant_with_warmup"] = "cosine"
+    schedule: Literal["cosine", "linear", "constant_with_warmup"] = Field(
+        "cosine", description="how the learning rate goes"
+    )
     query_prompt: str | None = Field(None, description="text put before each query; stored with the model")
     document_prompt: str | None = Field(None, description="text put before each document; stored with the model")
 

@@ -54,17 +54,15 @@ def open_encoder(
     Raises:
         EncoderError: If nothing can be opened there, with what to install or type.
     """
-    import torch
-    from sentence_transformers import SentenceTransformer
+    from safetensors import SafetensorError
 
     name = str(source)
     try:
         if name.startswith(PACKAGE):
             model = _open_package(name.removeprefix(PACKAGE), device)
         else:
-            options = {"dtype": torch.float32, "use_safetensors": True}
-            model = SentenceTransformer(name, device=device, model_kwargs=options, trust_remote_code=trust_remote_code)
-    except (OSError, ValueError, ImportError) as error:
+            model = _open_folder_or_hub(name, device, trust_remote_code)
+    except (OSError, ValueError, ImportError, SafetensorError) as error:
         raise EncoderError(
             f"cannot open the encoder {name!r}: {str(error).splitlines()[0] if str(error) else type(error).__name__}\n"
             "Expected a Hugging Face name, a folder with modules.json and safetensors weights, or package:NAME."
@@ -72,6 +70,9 @@ def open_encoder(
     model.float()
     if max_length is not None:
         limit_length(model, max_length)
+    # encode_document of sentence-transformers 6.2 finds the empty default "document" before these.
+    for alias in ("passage", "corpus"):
+        model.prompts["document"] = model.prompts.get("document") or model.prompts.get(alias, "")
     for side, prompt in (prompts or {}).items():
         if side not in ("query", "document"):
             raise ConfigError(f"prompts are given for 'query' and 'document', found {side!r}")
@@ -97,7 +98,8 @@ def strip_normalize(model: SentenceTransformer) -> list[int]:
 def declared_similarity(model: SentenceTransformer) -> Similarity | None:
     """The similarity that the model says it was made for, learned gammas included; None where it says nothing.
 
-    A model that ends with Normalize says cosine. One that says nothing is never taken for a cosine model.
+    A model with a Normalize module says cosine, whatever name it stores: the dot product of unit vectors is their
+    cosine. One that says nothing is never taken for a cosine model.
     """
     from offsphere.modules import learned_similarity
 
@@ -105,7 +107,7 @@ def declared_similarity(model: SentenceTransformer) -> Similarity | None:
     if learned is not None:
         return learned.similarity.detached()
     # The public property would answer, and store, cosine for a model that declares nothing.
-    name = model._similarity_fn_name or ("cosine" if find_normalize(model) else None)
+    name = "cosine" if find_normalize(model) else model._similarity_fn_name
     return Similarity.parse(name) if name in FIXED else None
 
 
@@ -181,10 +183,11 @@ def check_lengths(queries: np.ndarray, documents: np.ndarray, similarity: Simila
     for side, embeddings, gamma in zip(("query", "document"), (queries, documents), similarity.gammas, strict=True):
         lengths = norms(embeddings)
         lengths = lengths[lengths > 0]
-        spread = float(lengths.std() / lengths.mean()) if lengths.size else 0.0
+        mean, deviation = (float(lengths.mean()), float(lengths.std())) if lengths.size else (0.0, 0.0)
+        spread = deviation / mean if mean else 0.0
         if gamma < 1.0 and spread < UNIT_LENGTH_SPREAD:
             raise EncoderError(
-                f"every {side} embedding of this encoder has the same length (mean {lengths.mean():.4g}, spread "
+                f"every {side} embedding of this encoder has the same length (mean {mean:.4g}, spread "
                 f"{spread:.1e} of it), so {similarity.name} has nothing to learn from: its {side} length is kept.\n"
                 "The last layer of the encoder scales its output. Use an encoder without such a layer, start the same "
                 "architecture from random weights with --init random, or compare --similarities cosine only."
@@ -225,7 +228,8 @@ def save_encoder(model: SentenceTransformer, folder: Path, similarity: Similarit
 
     For the four fixed similarities the folder needs no offsphere: cosine and dnorm rank as ``cosine``, dot and qnorm as
     ``dot``, because for one query the ranking depends on gamma_d alone. Learned gammas stay in the model as a module
-    that prepares each side, to be compared with ``dot``; loading them needs offsphere importable.
+    that prepares each side, to be compared with ``dot``; ``open_encoder`` loads it, and so does sentence-transformers
+    with ``trust_remote_code=True`` where offsphere is installed.
 
     Args:
         model: The encoder without Normalize modules.
@@ -248,6 +252,24 @@ def save_encoder(model: SentenceTransformer, folder: Path, similarity: Similarit
         if folder.exists():
             shutil.rmtree(folder)
         target.replace(folder)
+
+
+def _open_folder_or_hub(name: str, device: str | None, trust_remote_code: bool) -> SentenceTransformer:
+    """The encoder in float32, from safetensors. The module with learned gammas is ours, so it needs no trust."""
+    import torch
+    from sentence_transformers import SentenceTransformer
+
+    from offsphere.modules import LearnedSimilarity
+
+    # sentence-transformers asks for trust_remote_code before it imports any module of another package. Handing the
+    # class over, as its own trainer does, leaves remote code in the backbone untrusted.
+    return SentenceTransformer._load_with_module_classes(
+        name,
+        {f"{LearnedSimilarity.__module__}.{LearnedSimilarity.__qualname__}": LearnedSimilarity},
+        device=device,
+        model_kwargs={"dtype": torch.float32, "use_safetensors": True},
+        trust_remote_code=trust_remote_code,
+    )
 
 
 def _open_package(name: str, device: str | None) -> SentenceTransformer:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
@@ -173,7 +174,7 @@ class InfoNCELoss(nn.Module):
                 "learned gammas live in the model, so that they are saved with it; type: "
                 "model.append(LearnedSimilarity(Similarity.parse('learnable')))  # from offsphere.modules"
             )
-        if scale != "auto" and not (isinstance(scale, int | float) and scale > 0):
+        if scale != "auto" and not (isinstance(scale, int | float) and 0 < scale < math.inf):
             raise ConfigError(f"scale must be a positive number or 'auto', found {scale!r}")
         self.fixed_scale: float | None = None if scale == "auto" else float(scale)
 
@@ -197,6 +198,13 @@ class InfoNCELoss(nn.Module):
         columns = list(sentence_features)
         if len(columns) < 2:
             raise ConfigError(f"InfoNCE needs a query and a positive column, found {len(columns)} column")
+        if labels is not None and labels.shape != (len(labels), len(columns)):
+            labels = None  # a score, or whatever else the dataset has in its label column
+        if labels is None and self.known_positives is not None:
+            raise ConfigError(
+                "known_positives needs a column 'label' with the integer keys of each row: [query, positive, "
+                f"negative_1, ...], {len(columns)} in all"
+            )
         query_keys, document_keys = _keys(columns, labels)
         queries, *documents = (self.model(features)["sentence_embedding"] for features in columns)
         return self.compute_loss_from_embeddings(queries, torch.cat(documents), query_keys, document_keys)
@@ -232,7 +240,7 @@ class InfoNCELoss(nn.Module):
 
 def _keys(columns: list[dict[str, Tensor]], labels: Tensor | None) -> tuple[Tensor, Tensor]:
     """Integer keys of the queries (B,) and of the documents (M,): from the labels, or from equal token sequences."""
-    if labels is not None and labels.dim() == 2 and labels.shape[1] == len(columns):
+    if labels is not None:
         return labels[:, 0], labels[:, 1:].T.reshape(-1)
     seen: dict[bytes, int] = {}
     query_tokens, *document_tokens = (_tokens(features) for features in columns)

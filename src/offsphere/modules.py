@@ -13,6 +13,7 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Module
 from torch import Tensor, nn
 
+from offsphere.errors import ConfigError
 from offsphere.similarity import Similarity
 
 LEARNED_PARAMETERS = r"norm\.(gamma_q|gamma_d|log_scale)$"
@@ -29,6 +30,9 @@ class LearnedSimilarity(Module):
         similarity: The start; its gammas are trained if it is ``learned`` and stay as they are otherwise.
         scale: The inverse temperature alpha of InfoNCE that training starts with.
         learn_scale: Train the scale as well, through its logarithm.
+
+    Raises:
+        ConfigError: If the scale is not positive, or a gamma to be trained is not between 0 and 1.
     """
 
     config_file_name = "learned_similarity.json"
@@ -36,6 +40,10 @@ class LearnedSimilarity(Module):
 
     def __init__(self, similarity: Similarity, scale: float = 20.0, learn_scale: bool = False):
         super().__init__()
+        if not 0 < scale < math.inf:
+            raise ConfigError(f"scale must be a positive number, found {scale!r}")
+        if similarity.learned and not all(0 < gamma < 1 for gamma in similarity.gammas):
+            raise ConfigError(f"gammas that are trained start between 0 and 1, both excluded; found {similarity!r}")
         self.start = similarity.detached()
         self.learn_scale = learn_scale
         self.norm = nn.ParameterDict()

@@ -39,7 +39,8 @@ FIXED: dict[str, tuple[float, float]] = {
 }
 LEARNABLE = "learnable"
 NAMES: tuple[str, ...] = (*FIXED, LEARNABLE)
-_EXPONENTS = re.compile(r"gamma_q=([-+.\deE]+),gamma_d=([-+.\deE]+)")
+_NUMBER = r"([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)"
+_EXPONENTS = re.compile(f"gamma_q={_NUMBER},gamma_d={_NUMBER}", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -83,11 +84,12 @@ class Similarity:
             return value
         if isinstance(value, Mapping):
             return cls.from_dict(value)
-        if value == LEARNABLE:
+        name = str(value)
+        if name == LEARNABLE:
             return cls(0.5, 0.5, learned=True)
-        if value in FIXED:
-            return cls(*FIXED[value])
-        if exponents := _EXPONENTS.fullmatch(value):
+        if name in FIXED:
+            return cls(*FIXED[name])
+        if exponents := _EXPONENTS.fullmatch(name):
             return cls(float(exponents[1]), float(exponents[2]))
         raise ConfigError(
             f"unknown similarity {value!r}; expected one of {', '.join(NAMES)}, or exponents such as "
@@ -119,13 +121,13 @@ class Similarity:
 
     @property
     def name(self) -> str:
-        """One of the five names, or ``gamma_q=0.2,gamma_d=0.9`` for other fixed exponents."""
+        """One of the five names, or ``gamma_q=0.2,gamma_d=0.9`` for other fixed exponents, in all their digits."""
         if self.learned:
             return LEARNABLE
         for name, fixed in FIXED.items():
             if self.gammas == fixed:
                 return name
-        return "gamma_q={:g},gamma_d={:g}".format(*self.gammas)
+        return "gamma_q={},gamma_d={}".format(*map(_digits, self.gammas))
 
     @property
     def gammas(self) -> tuple[float, float]:
@@ -166,9 +168,9 @@ class Similarity:
             documents: (D, n) raw embeddings.
 
         Returns:
-            (Q, D) scores in float32 or float64.
+            (Q, D) scores in float32 or float64, under autocast as well.
         """
-        return self.prepare_query(queries) @ self.prepare_document(documents).T
+        return _products(self.prepare_query(queries), self.prepare_document(documents))
 
     def pairwise(self, queries: Array, documents: Array) -> Array:
         """Each query against the document in the same row.
@@ -187,8 +189,8 @@ class Similarity:
 
     def __repr__(self) -> str:
         learned = ", learned=True" if self.learned else ""
-        gamma_q, gamma_d = self.gammas
-        return f"Similarity(gamma_q={gamma_q:g}, gamma_d={gamma_d:g}{learned})"
+        gamma_q, gamma_d = map(_digits, self.gammas)
+        return f"Similarity(gamma_q={gamma_q}, gamma_d={gamma_d}{learned})"
 
 
 def norms(embeddings: Array) -> Array:
@@ -203,8 +205,24 @@ def norms(embeddings: Array) -> Array:
     return _lengths(_at_least_float32(embeddings))[..., 0]
 
 
+def _products(queries: Array, documents: Array) -> Array:
+    """Every inner product. Autocast would compute them in half precision, in which many scores tie."""
+    if isinstance(queries, np.ndarray):
+        return queries @ documents.T
+    import torch
+
+    with torch.autocast(queries.device.type, enabled=False):
+        return queries @ documents.T
+
+
 def _number(gamma: float | Tensor) -> float:
     return gamma if isinstance(gamma, float) else gamma.item()
+
+
+def _digits(gamma: float) -> str:
+    """As short as reads back to the same number."""
+    short = f"{gamma:g}"
+    return short if float(short) == gamma else repr(gamma)
 
 
 def _remove_length(embeddings: Array, gamma: float | Tensor) -> Array:

@@ -224,7 +224,7 @@ def test_the_database_metric_follows_the_saved_model(record, winner, metric):
     text = Page(render_report([replace(record, comparison=replace(record.comparison, verdict=verdict))])).text
     assert metric in text
     assert str(record.folder / "model") in text
-    assert ("import offsphere" in text) == (winner == "learnable")
+    assert ("open_encoder" in text) == (winner == "learnable")
 
 
 def test_write_report_is_the_same_each_time_and_leaves_no_other_file(make_run, tmp_path):

@@ -18,7 +18,7 @@ from offsphere.evaluation.norms import norm_record
 from offsphere.evaluation.ranking import EmbeddedCollection, rank, write_trec
 from offsphere.evaluation.results import PRETRAINED, QueryValue, Result, write_query_values, write_results
 from offsphere.progress import Progress, Silent
-from offsphere.similarity import Similarity
+from offsphere.similarity import LEARNABLE, Similarity
 
 
 @dataclass(frozen=True)
@@ -132,22 +132,15 @@ def evaluate_encoder(
         progress: Told what happens.
 
     Raises:
-        UsageError: If ``own`` is asked of a model that declares no similarity.
+        UsageError: If ``own`` is asked of a model that declares no similarity, or ``learnable`` of one without gammas.
     """
     progress = progress or Silent()
     collections = [load_collection(one, split, strict=strict) for one in data]
     model = open_encoder(source, max_length=max_length, prompts=prompts, device=device)
     declared = declared_similarity(model)
     strip_normalize(model)
-    if declared is None and OWN in similarities:
-        raise UsageError(
-            f"{source} does not say which similarity it was trained with, and a guess would be a wrong result for some "
-            "models; give one, such as --similarity cosine or --similarity dot"
-        )
-    scored_as = {
-        similarity.name: similarity
-        for similarity in (declared if one == OWN and declared else Similarity.parse(one) for one in similarities)
-    }
+    asked = [_asked(one, declared, source) for one in similarities]
+    scored_as = {similarity.name: similarity for similarity in asked}
     subject = Subject(source, "", PRETRAINED, declared or next(iter(scored_as.values())), None)
     done = progress.start(f"evaluate {source}", len(collections))
     evaluations = []
@@ -167,3 +160,17 @@ def evaluate_encoder(
         write_results(out / "results.csv", rows)
         write_query_values(out / "per_query.parquet", [row for one in evaluations for row in one.query_values])
     return rows
+
+
+def _asked(name: str, declared: Similarity | None, source: str) -> Similarity:
+    """The similarity by this name, where ``own`` and ``learnable`` are the model's."""
+    if name == OWN and declared is None:
+        raise UsageError(
+            f"{source} does not say which similarity it was trained with, and a guess would be a wrong result for some "
+            "models; give one, such as --similarity cosine or --similarity dot"
+        )
+    if name == LEARNABLE and not (declared and declared.learned):
+        raise UsageError(
+            f"{source} carries no learned gammas; give exponents, such as --similarity gamma_q=0.5,gamma_d=0.5"
+        )
+    return declared if declared and name in (OWN, LEARNABLE) else Similarity.parse(name)

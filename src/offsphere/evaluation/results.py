@@ -76,14 +76,14 @@ def write_results(path: Path, rows: Iterable[Result]) -> None:
     temporary.replace(path)
 
 
-def read_results(path: Path) -> list[Result]:
+def read_results(path: Path | str) -> list[Result]:
     """The rows of a ``results.csv``, in the order of the file.
 
     Raises:
         RunError: If there is no such file.
         DataError: If the header is another one, or a row has the wrong number of cells or a cell that is no number.
     """
-    _require(path)
+    path = _require(path)
     with path.open(encoding="utf-8-sig", newline="") as file:
         reader = csv.reader(file)
         header = next(reader, [])
@@ -104,7 +104,7 @@ def write_query_values(path: Path, rows: Sequence[QueryValue]) -> None:
     temporary.replace(path)
 
 
-def read_query_values(path: Path) -> list[QueryValue]:
+def read_query_values(path: Path | str) -> list[QueryValue]:
     """The rows of a table that ``write_query_values`` wrote, in the same order.
 
     Raises:
@@ -114,7 +114,7 @@ def read_query_values(path: Path) -> list[QueryValue]:
     import pyarrow
     import pyarrow.parquet
 
-    _require(path)
+    path = _require(path)
     try:
         table = pyarrow.parquet.read_table(path).select(QueryValue._fields).cast(_schema())
     except (pyarrow.ArrowException, KeyError) as error:
@@ -152,9 +152,11 @@ def _schema() -> pyarrow.Schema:
     return pyarrow.schema([(name, types.get(name, pyarrow.string())) for name in QueryValue._fields])
 
 
-def _require(path: Path) -> None:
+def _require(path: Path | str) -> Path:
+    path = Path(path)
     if not path.is_file():
         raise RunError(f"{path} is missing; `offsphere compare --out {path.parent}` writes it")
+    return path
 
 
 def _temporary(path: Path) -> Path:

@@ -178,10 +178,10 @@ def _usage(record: RunRecord) -> dict[str, str]:
     similarity = record.comparison.verdict.similarity
     rows = [row for row in record.results if row.similarity == similarity and row.gamma_d is not None]
     gamma_d = rows[0].gamma_d if rows else None
-    learned = "import offsphere  # the model carries learned exponents\n" if similarity == "learnable" else ""
+    module, opens = record.opener
     code = (
-        f"{learned}from sentence_transformers import SentenceTransformer\n\n"
-        f"model = SentenceTransformer({str(record.folder / 'model')!r})\n"
+        f"from {module} import {opens}\n\n"
+        f"model = {opens}({str(record.folder / 'model')!r})\n"
         'queries = model.encode_query(["..."])\n'
         'documents = model.encode_document(["...", "..."])\n'
         "print(model.similarity(queries, documents))\n"
@@ -201,6 +201,6 @@ def _database(similarity: str, gamma_d: float | None) -> str:
             "length too, so a database or server that normalises vectors changes the ranking."
         )
     return (
-        "Metric: inner product over documents divided by their length to the power gamma_d, which the model stores "
-        "(Similarity.prepare_document computes them); a database that normalises vectors changes the ranking."
+        "Metric: inner product over what encode_document gives, documents divided by their length to the power "
+        "gamma_d; a database that normalises vectors changes the ranking."
     )

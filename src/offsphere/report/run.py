@@ -16,7 +16,7 @@ import yaml
 from offsphere.errors import DataError, RunError
 from offsphere.evaluation.comparison import IN_DOMAIN, OUT_OF_DOMAIN, Comparison, Difference, Verdict
 from offsphere.evaluation.results import PRETRAINED, Result, read_results
-from offsphere.similarity import NAMES
+from offsphere.similarity import LEARNABLE, NAMES
 
 
 @dataclass(frozen=True)
@@ -89,6 +89,18 @@ class RunRecord:
         """The command line that makes this run again."""
         stored = self.config.get("command") or self.environment.get("command") or ""
         return stored if isinstance(stored, str) else shlex.join(map(str, stored))
+
+    @property
+    def opener(self) -> tuple[str, str]:
+        """The module and the function that open the recommended model: offsphere's own for learned exponents only."""
+        learned = self.comparison.verdict.similarity == LEARNABLE
+        return ("offsphere", "open_encoder") if learned else ("sentence_transformers", "SentenceTransformer")
+
+    @property
+    def recommended_value(self) -> float:
+        """The mean of the recommended similarity on the deciding scope, a fraction."""
+        verdict = self.comparison.verdict
+        return self.comparison.means[verdict.similarity][verdict.scope][0]
 
     @property
     def contender(self) -> str | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import tempfile
+import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -30,30 +31,37 @@ TRUNK_BATCH = 32
 PARITY = 1e-5
 """How far, in share of the largest activation, a split forward pass may be from the whole one."""
 
+PROBES = ["length", "where does the length of an embedding come from, and what does a ranking make of it"]
+"""What parity is checked on."""
+
 
 @contextmanager
 def cached_input(model: SentenceTransformer, freeze_layers: int | None, folder: Path) -> Iterator[None]:
     """Inside, the model's first module is replaced by one that keeps what never changes, where there is such a one.
 
     Args:
-        model: Changed in place, and changed back at the end.
+        model: Changed in place, and changed back at the end: its module, and what takes gradients.
         freeze_layers: How many layers of a transformer to freeze; None trains it whole, with nothing to keep.
         folder: Where activations are kept.
 
     Raises:
-        ConfigError: If layers are to be frozen in an encoder that has none.
+        ConfigError: If layers are to be frozen in an encoder that has none, or none would be left to train.
+        EncoderError: If the transformer cannot be split.
     """
     original = model[0]
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if freeze_layers is not None and not isinstance(original, Transformer):
         raise ConfigError(f"--freeze-layers needs a transformer; this encoder begins with {type(original).__name__}")
-    if freeze_layers is not None:
-        model[0] = FrozenTrunk(original, freeze_layers, folder)
-    elif isinstance(original, StaticEmbedding):
-        model[0] = CachedTokens(original)
     try:
+        if freeze_layers is not None:
+            model[0] = FrozenTrunk(original, freeze_layers, folder)
+        elif isinstance(original, StaticEmbedding):
+            model[0] = CachedTokens(original)
         yield
     finally:
         model[0] = original
+        for parameter in trained:
+            parameter.requires_grad_(True)
 
 
 @contextmanager
@@ -149,15 +157,19 @@ class FrozenTrunk(InputModule):
         stack = getattr(owner, attribute)
         if layers >= len(stack):
             raise ConfigError(f"--freeze-layers {layers} leaves nothing to train: the encoder has {len(stack)} layers")
-        frozen = [whole.embeddings, *stack[:layers]]
-        for part in frozen:
-            part.requires_grad_(False)
         # Outside the module tree, because the upper model only borrows the layers of the whole one.
         self._borrowed = (_upper(whole, owner, attribute, layers), stack[layers])
         self._file = tempfile.TemporaryFile(dir=folder)
+        weakref.finalize(self, self._file.close)
         self._places: dict[str, tuple[int, Tensor]] = {}
         self._end = 0
-        self._check_parity()
+        try:
+            self._freeze()
+            error = self._parity_error()
+        except (AttributeError, LookupError, RuntimeError, StopIteration, TypeError, ValueError) as reason:
+            raise _cannot_split(whole, f"its forward pass fails: {reason}") from reason
+        if not error <= PARITY:
+            raise _cannot_split(whole, f"the outputs differ by {error:.1e} of the largest")
 
     @property
     def original(self) -> Transformer:
@@ -187,7 +199,8 @@ class FrozenTrunk(InputModule):
         for start in range(0, len(missing), TRUNK_BATCH):
             batch = missing[start : start + TRUNK_BATCH]
             features = self.transformer.preprocess(batch)
-            activations = self._trunk(features).cpu()
+            with torch.no_grad():
+                activations = self._trunk(features).cpu()
             for row, text in enumerate(batch):
                 kept = features["attention_mask"][row].bool().cpu()
                 self._write(text, features["input_ids"][row].cpu()[kept], activations[row][kept])
@@ -213,7 +226,16 @@ class FrozenTrunk(InputModule):
         """Save the whole transformer."""
         self.transformer.save(output_path, *args, **kwargs)
 
-    @torch.no_grad()
+    def _freeze(self) -> None:
+        """Freeze every parameter that the activations depend on, position biases that all layers share included."""
+        parameters = [parameter for parameter in self.transformer.parameters() if parameter.requires_grad]
+        activations = self._trunk(self.transformer.preprocess([PROBES[0]]))
+        if not activations.requires_grad:
+            return
+        gradients = torch.autograd.grad(activations.sum(), parameters, allow_unused=True)
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter.requires_grad_(gradient is None)
+
     def _trunk(self, features: dict[str, Any]) -> Tensor:
         """What goes into the first layer that is trained; the layers above it do not run."""
         _, first_trained = self._borrowed
@@ -250,23 +272,17 @@ class FrozenTrunk(InputModule):
         return ids.long(), activations.view(len(ids), width)
 
     @torch.no_grad()
-    def _check_parity(self) -> None:
-        """Compare the split forward pass with the whole one on texts of unlike length."""
-        texts = ["length", "where does the length of an embedding come from, and what does a ranking make of it"]
+    def _parity_error(self) -> float:
+        """How far the split forward pass is from the whole one, in share of the largest, on texts of unlike length."""
         was_training = self.transformer.training
         self.transformer.eval()
         device = next(self.transformer.parameters()).device
-        whole = self.transformer(batch_to_device(self.transformer.preprocess(texts), device))["token_embeddings"]
-        split_input = batch_to_device(self.preprocess(texts), device)
+        whole = self.transformer(batch_to_device(self.transformer.preprocess(PROBES), device))["token_embeddings"]
+        split_input = batch_to_device(self.preprocess(PROBES), device)
         split = self.forward(split_input)["token_embeddings"]
         self.transformer.train(was_training)
         kept = split_input["attention_mask"].bool()
-        error = (whole[kept] - split[kept]).abs().max() / whole[kept].abs().max()
-        if not error <= PARITY:
-            raise EncoderError(
-                f"{type(self.transformer.auto_model).__name__} cannot be split exactly (the outputs differ by "
-                f"{error:.1e} of the largest); leave --freeze-layers out"
-            )
+        return float((whole[kept] - split[kept]).abs().max() / whole[kept].abs().max())
 
 
 class _Caught(Exception):
@@ -274,10 +290,15 @@ class _Caught(Exception):
 
 
 class _Pass(nn.Module):
-    """Stands in for embeddings or a frozen layer and gives back what it gets."""
+    """Stands in for the embeddings and gives back the activations among what it gets."""
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return args[0] if args else kwargs["inputs_embeds"]
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        given = (*args, *kwargs.values())
+        return next(value for value in given if isinstance(value, Tensor) and value.is_floating_point())
+
+
+def _cannot_split(whole: nn.Module, reason: str) -> EncoderError:
+    return EncoderError(f"{type(whole).__name__} cannot be split exactly ({reason}); leave --freeze-layers out")
 
 
 def _find_layers(whole: nn.Module) -> tuple[nn.Module, str]:
@@ -293,9 +314,8 @@ def _find_layers(whole: nn.Module) -> tuple[nn.Module, str]:
 
 
 def _upper(whole: nn.Module, owner: nn.Module, attribute: str, layers: int) -> nn.Module:
-    """A model that borrows the whole one's parts, with embeddings and frozen layers passing their input on."""
-    stack = getattr(owner, attribute)
-    upper_stack = nn.ModuleList([_Pass() for _ in range(layers)] + list(stack[layers:]))
+    """A model that borrows the whole one's parts, without the frozen layers, whose embeddings pass their input on."""
+    upper_stack = getattr(owner, attribute)[layers:]
     upper = _borrow(whole)
     upper._modules["embeddings"] = _Pass()
     if owner is whole:

@@ -95,13 +95,17 @@ def _survives(similarity: Similarity) -> str:
 
 def _snippet(similarity: Similarity) -> str:
     if similarity.learned:
-        needs, otherwise = "import offsphere  # its module applies the learned exponents\n", "is applied on top of them"
+        opening = """from offsphere import open_encoder  # its module applies the learned exponents
+
+model = open_encoder("path/to/this/folder")"""
+        otherwise = "is applied on top of the learned exponents"
     else:
-        needs, otherwise = "", "undoes what was trained"
+        opening = """from sentence_transformers import SentenceTransformer
+
+model = SentenceTransformer("path/to/this/folder")"""
+        otherwise = "undoes what was trained"
     return f"""```python
-from sentence_transformers import SentenceTransformer
-{needs}
-model = SentenceTransformer("path/to/this/folder")
+{opening}
 queries = model.encode_query(["how long is a vector"])
 documents = model.encode_document(["The length of a vector is the root of the sum of its squared components."])
 print(model.similarity(queries, documents))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -87,8 +86,7 @@ class _Run:
 
     def finish(self) -> Comparison:
         """Do what is missing and write the outcome."""
-        settings = self.config.model_dump(mode="json", exclude={"out"}) | {"plan": asdict(self.plan)}
-        self.folder.begin(settings, self.materials.fingerprints())
+        self.folder.begin(self.plan.resolve(self.config), self.materials.fingerprints())
         self._announce()
         missing = [variant for variant in self.variants if self.folder.find(variant.name) is None]
         if missing or self.folder.find(PRETRAINED) is None:

@@ -70,7 +70,7 @@ def load_materials(config: CompareConfig) -> Materials:
     dev: list[Collection] = []
     for source in config.train:
         pairs = load_pairs(source)
-        if is_collection(Path(source)) and DEV in available_splits(source):
+        if is_collection(Path(source).expanduser()) and DEV in available_splits(source):
             held_out = load_collection(source, DEV, strict=config.strict)
         else:
             pairs, rest = pairs.split_off(HELD_OUT)
@@ -87,7 +87,7 @@ def load_materials(config: CompareConfig) -> Materials:
             f"two evaluation collections are named {', '.join(repeated)}; give each a name of its own "
             "with 'name:' in its collection.yaml"
         )
-    trained_on = {Path(source).resolve() for source in config.train}
+    trained_on = {Path(source).expanduser().resolve() for source in config.train}
     return Materials(
         pairs=pairs,
         dev=dev,

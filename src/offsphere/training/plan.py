@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import StaticEmbedding
@@ -41,6 +42,11 @@ class Plan:
     learn_scale: bool
     evaluate_every: int
     log_every: int
+
+    def resolve(self, config: CompareConfig) -> dict[str, Any]:
+        """The settings, less the folder, with what the plan decided in place of what was left open."""
+        decided = {"steps": self.steps, "batch_size": self.batch_size, "learning_rate": self.learning_rate}
+        return config.model_dump(mode="json", exclude={"out"}) | decided | {"epochs": None}
 
 
 @dataclass(frozen=True)

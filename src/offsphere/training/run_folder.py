@@ -92,7 +92,7 @@ class RunFolder:
 
     def finished(self) -> list[Finished]:
         """The variants that are whole, by name."""
-        return [self._read(folder) for folder in sorted(self.variants.glob("*/variant.json"))]
+        return [self._read(folder) for folder in sorted(self.variants.glob("[!.]*/variant.json"))]
 
     def find(self, name: str) -> Finished | None:
         """That variant if it is whole."""

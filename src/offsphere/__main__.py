@@ -1,0 +1,5 @@
+"""``python -m offsphere`` is the command line."""
+
+from offsphere.cli import main
+
+main()
