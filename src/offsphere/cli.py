@@ -270,6 +270,7 @@ def main() -> None:
     except OffsphereError as error:
         err.print(f"error: {error}", style="red", highlight=False, markup=False, soft_wrap=True)
         sys.exit(error.exit_code)
-    except KeyboardInterrupt:
-        err.print("stopped; the same command goes on from here", highlight=False)
-        sys.exit(130)
+    except SystemExit as end:
+        if end.code == 130:  # typer's own answer to Ctrl-C
+            err.print("stopped; the same command goes on from here", highlight=False)
+        raise

@@ -105,8 +105,8 @@ def read_config(path: Path | None, flags: dict[str, Any]) -> CompareConfig:
     if path is not None:
         try:
             loaded = yaml.safe_load(path.read_text(encoding="utf-8"))
-        except OSError as error:
-            raise ConfigError(f"cannot read --config {path}: {error.strerror}") from error
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"cannot read --config {path} as UTF-8: {error}") from error
         except yaml.YAMLError as error:
             raise ConfigError(f"{path} is not YAML: {error}") from error
         if not isinstance(loaded, dict):

@@ -13,7 +13,7 @@ from offsphere.encoders import declared_similarity, open_encoder, strip_normaliz
 from offsphere.errors import UsageError
 from offsphere.evaluation.cross_table import score_under
 from offsphere.evaluation.embedding import embed
-from offsphere.evaluation.measures import MEASURES
+from offsphere.evaluation.measures import MEASURES, parse_measures
 from offsphere.evaluation.norms import norm_record
 from offsphere.evaluation.ranking import EmbeddedCollection, rank, write_trec
 from offsphere.evaluation.results import PRETRAINED, QueryValue, Result, write_query_values, write_results
@@ -132,9 +132,11 @@ def evaluate_encoder(
         progress: Told what happens.
 
     Raises:
+        ConfigError: If a similarity or a measure is unknown; found before any encoding.
         UsageError: If ``own`` is asked of a model that declares no similarity, or ``learnable`` of one without gammas.
     """
     progress = progress or Silent()
+    parse_measures(measures)
     collections = [load_collection(one, split, strict=strict) for one in data]
     model = open_encoder(source, max_length=max_length, prompts=prompts, device=device)
     declared = declared_similarity(model)

@@ -97,7 +97,7 @@ def rank(embedded: EmbeddedCollection, similarity: Similarity, k: int = 100, *, 
     document_ids = list(embedded.collection.documents)
     # In this order of the corpus a tie is won by the lower position.
     order = np.array(sorted(range(len(document_ids)), key=document_ids.__getitem__, reverse=True), dtype=np.int64)
-    excluded = _excluded(embedded.collection, [document_ids[i] for i in order])
+    excluded = excluded_pairs(embedded.collection, [document_ids[i] for i in order])
     queries = torch.from_numpy(similarity.prepare_query(embedded.queries.astype(np.float64)))
     best = torch.full((len(queries), k), ABSENT)
     step = max(1, SCORES_AT_ONCE // block_size)
@@ -117,10 +117,12 @@ def rank(embedded: EmbeddedCollection, similarity: Similarity, k: int = 100, *, 
 def write_trec(ranking: Ranking, path: Path, tag: str) -> None:
     """Write a TREC run file, ``query Q0 document rank score tag``; scores read back as exactly the same float32.
 
+    White space in the tag becomes ``_``.
+
     Raises:
-        DataError: If an id or the tag holds white space, which separates the columns of the format.
+        DataError: If an id holds white space, which separates the columns of the format.
     """
-    _refuse_space(tag, path)
+    tag = "_".join(tag.split()) or "run"
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     with temporary.open("w", encoding="utf-8", newline="\n") as file:
         for query, documents in ranking.run().items():
@@ -165,7 +167,7 @@ def _check(embeddings: np.ndarray, ids: list[str], what: str) -> None:
         )
 
 
-def _excluded(collection: Collection, ordered_ids: list[str]) -> tuple[np.ndarray, np.ndarray]:
+def excluded_pairs(collection: Collection, ordered_ids: list[str]) -> tuple[np.ndarray, np.ndarray]:
     """Rows and positions of the documents that a query must not get, sorted by row."""
     if not (collection.excluded or collection.exclude_self):
         return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import pyarrow
 
 PRETRAINED = "pretrained"
-"""The ``similarity`` of the encoder before any training: a reference, with neither gammas nor a seed of its own."""
+"""The ``similarity`` of the encoder before any training: a reference without a seed, with the gammas it declares."""
 
 
 @dataclass(frozen=True)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from pathlib import Path
 
 from offsphere.config import CompareConfig
-from offsphere.encoders import PACKAGE
 from offsphere.evaluation.results import Result
-from offsphere.similarity import Similarity
+from offsphere.similarity import FIXED, Similarity
 from offsphere.training.plan import Plan
 from offsphere.training.run_folder import Finished
+
+_HUB_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 
 
 def model_card(finished: Finished, results: Sequence[Result], config: CompareConfig, plan: Plan) -> str:
@@ -33,7 +36,8 @@ def model_card(finished: Finished, results: Sequence[Result], config: CompareCon
         + " |"
         for data in datasets
     )
-    base = "" if config.model.startswith(PACKAGE) or "/" not in config.model else f"base_model: {config.model}\n"
+    on_hub = _HUB_NAME.fullmatch(config.model) and not Path(config.model).exists()
+    base = f"base_model: {config.model}\n" if on_hub else ""
     return f"""---
 library_name: sentence-transformers
 pipeline_tag: sentence-similarity
@@ -94,11 +98,11 @@ def _survives(similarity: Similarity) -> str:
 
 
 def _snippet(similarity: Similarity) -> str:
-    if similarity.learned:
-        opening = """from offsphere import open_encoder  # its module applies the learned exponents
+    if similarity.name not in FIXED:
+        opening = """from offsphere import open_encoder  # its module applies the exponents
 
 model = open_encoder("path/to/this/folder")"""
-        otherwise = "is applied on top of the learned exponents"
+        otherwise = "is applied on top of the exponents"
     else:
         opening = """from sentence_transformers import SentenceTransformer
 

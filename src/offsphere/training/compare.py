@@ -26,8 +26,8 @@ from offsphere.evaluation.embedding import embed
 from offsphere.evaluation.evaluate import Evaluation, Subject, evaluate
 from offsphere.evaluation.ranking import EmbeddedCollection, rank, write_trec
 from offsphere.evaluation.results import PRETRAINED, write_query_values, write_results
-from offsphere.losses import resolve_scale
-from offsphere.modules import learned_similarity
+from offsphere.losses import ALPHA, resolve_scale
+from offsphere.modules import LearnedSimilarity, learned_similarity
 from offsphere.progress import Progress, Silent
 from offsphere.similarity import FIXED, LEARNABLE, Similarity, norms
 from offsphere.training.batches import training_dataset
@@ -76,6 +76,9 @@ class _Run:
         )
         self.declared = declared_similarity(self.model) or Similarity.parse("cosine")
         self.normalized = bool(strip_normalize(self.model))
+        if learned_similarity(self.model) is not None:
+            del self.model[-1]  # what another training learned is not what this one starts from
+        self.random = config.init == "random"
         if config.dropout is not None:
             set_dropout(self.model, config.dropout)
         self.plan: Plan = make_plan(config, self.model, len(self.materials.pairs))
@@ -89,7 +92,7 @@ class _Run:
         self.folder.begin(self.plan.resolve(self.config), self.materials.fingerprints())
         self._announce()
         missing = [variant for variant in self.variants if self.folder.find(variant.name) is None]
-        if missing or self.folder.find(PRETRAINED) is None:
+        if missing or self._lacks_reference():
             with cached_input(self.model, self.config.freeze_layers, self.folder.path):
                 self._run_variants(missing)
         return self._conclude()
@@ -123,11 +126,9 @@ class _Run:
         model = self.model
         if isinstance(model[0], CachedTokens | FrozenTrunk):
             model[0].fill(self.materials.texts(model.prompts), self.progress)
-        queries, documents = self._sample()
-        for variant in missing:
-            check_lengths(queries, documents, variant.similarity)
-        lengths = norms(queries), norms(documents)
-        if self.folder.find(PRETRAINED) is None:
+        if not self.random:
+            lengths = self._lengths()
+        if self._lacks_reference():
             with self.folder.unfinished(PRETRAINED) as folder:
                 self._evaluate(Finished(PRETRAINED, self.declared, PRETRAINED), folder)
         start = {name: value.clone() for name, value in trainable_state(model).items()}
@@ -135,8 +136,9 @@ class _Run:
         for number, variant in enumerate(missing, 1):
             began = time.monotonic()
             model.load_state_dict(start, strict=False)
-            if self.config.init == "random":
+            if self.random:
                 randomise(model, variant.seed)
+                lengths = self._lengths()
             with self.folder.unfinished(variant.name) as folder:
                 trained = train_variant(
                     model=model,
@@ -159,12 +161,19 @@ class _Run:
             self._keep_best_seed(finished)
             self.progress.say(self._summary(finished, evaluations, time.monotonic() - began))
 
-    def _sample(self) -> tuple[np.ndarray, np.ndarray]:
-        """Raw embeddings of the untrained model for a sample of the training pairs."""
+    def _lengths(self) -> tuple[np.ndarray, np.ndarray]:
+        """Lengths of query and document embeddings where training starts, on a sample of the pairs; checked."""
         pairs = self.materials.pairs.sample(SAMPLE)
         size = self.plan.encode_batch_size
         queries = encode(self.model, pairs.queries, "query", batch_size=size)
-        return queries, encode(self.model, pairs.positives, "document", batch_size=size)
+        documents = encode(self.model, pairs.positives, "document", batch_size=size)
+        for name in self.config.similarities:
+            check_lengths(queries, documents, Similarity.parse(name))
+        return norms(queries), norms(documents)
+
+    def _lacks_reference(self) -> bool:
+        """Whether the encoder before training is still to be evaluated; weights drawn at random are no reference."""
+        return not self.random and self.folder.find(PRETRAINED) is None
 
     def _evaluate(self, finished: Finished, folder: Path) -> list[Evaluation]:
         """Rank every evaluation collection with the model as it is, and write what came out into the folder."""
@@ -207,9 +216,11 @@ class _Run:
             write_trec(rank(embedded, finished.similarity), folder / "runs" / f"{tag}.trec", tag)
 
     def _save_model(self, finished: Finished, evaluations: list[Evaluation], folder: Path) -> None:
-        learned = learned_similarity(self.model)
-        if learned is not None and not finished.similarity.learned:
+        carries_gammas = learned_similarity(self.model) is not None
+        if carries_gammas and finished.similarity.name in FIXED:
             del self.model[-1]  # a trained scale has done its work; without it the model needs no offsphere
+        elif not carries_gammas and finished.similarity.name not in FIXED:
+            self.model.append(LearnedSimilarity(finished.similarity, finished.scale or ALPHA))
         results = [row for one in evaluations for row in one.results]
         with original_input(self.model):
             card = model_card(finished, results, self.config, self.plan)
@@ -243,7 +254,8 @@ class _Run:
 
     def _conclude(self) -> Comparison:
         order = sorted(self.variants, key=lambda v: (self.config.similarities.index(v.similarity.name), v.seed))
-        _, values = self.folder.gather([PRETRAINED, *(variant.name for variant in order)])
+        reference = [] if self.random else [PRETRAINED]
+        _, values = self.folder.gather([*reference, *(variant.name for variant in order)])
         comparison = compare_similarities(self.config.model, values, self.materials.in_domain)
         write_atomically(self.folder.path / "comparison.json", json.dumps(comparison.to_dict(), indent=2) + "\n")
         finished = [one for one in self.folder.finished() if one.trained_as == comparison.verdict.similarity]

@@ -41,7 +41,13 @@ class Materials:
         """What a reader must know about the data, a sentence each."""
         about = [(self.pairs.name, self.pairs.notes)]
         about += [(f"{one.name} ({one.split})", one.notes) for one in (*self.dev, *self.evaluation)]
-        return [f"{name}: {note}" for name, notes in about for note in notes]
+        notes = [f"{name}: {note}" for name, notes in about for note in notes]
+        return notes + [
+            f"{one.name} ({one.split}): read with the prompts of its collection.yaml; training applies those of the "
+            "model, set with --query-prompt and --document-prompt"
+            for one in (*self.dev, *self.evaluation)
+            if one.prompts
+        ]
 
     def texts(self, prompts: Mapping[str, str]) -> Iterator[str]:
         """Every text of the run behind its prompt, some more than once.

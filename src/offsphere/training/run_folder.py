@@ -84,7 +84,8 @@ class RunFolder:
             for unfinished in self.variants.glob(".*"):
                 shutil.rmtree(unfinished)
             return
-        if self.path.exists() and any(self.path.iterdir()):
+        started = {environment.name, self.variants.name}  # what a start that was killed can leave
+        if self.path.exists() and {entry.name for entry in self.path.iterdir()} - started:
             raise RunError(f"{self.path} is neither empty nor a run folder; give another --out")
         self.variants.mkdir(parents=True, exist_ok=True)
         write_atomically(environment, json.dumps(describe_environment(fingerprints), indent=2) + "\n")
@@ -132,7 +133,7 @@ class RunFolder:
         for folder in folders:
             for file in folder.glob("runs/*.trec"):
                 if not (runs / file.name).exists():
-                    os.link(file, runs / file.name)
+                    link_or_copy(file, runs / file.name)
         return results, values
 
     def remove_model(self, name: str) -> None:
@@ -150,6 +151,14 @@ class RunFolder:
     def _read(self, file: Path) -> Finished:
         stored = json.loads(file.read_text(encoding="utf-8"))
         return Finished(**(stored | {"similarity": Similarity.from_dict(stored["similarity"])}))
+
+
+def link_or_copy(source: Path, target: Path) -> None:
+    """The same file under another name; a copy where the file system has no hard links."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)
 
 
 def write_variant(folder: Path, finished: Finished) -> None:
