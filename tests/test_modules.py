@@ -10,6 +10,7 @@ import pytest
 import torch
 from sentence_transformers import SentenceTransformer
 
+from offsphere.encoders import open_encoder
 from offsphere.errors import ConfigError
 from offsphere.modules import LEARNED_PARAMETERS, LearnedSimilarity, learned_similarity
 from offsphere.similarity import Similarity, norms
@@ -82,7 +83,7 @@ def test_save_and_load_keep_what_was_trained(encoder, save, start, learn_scale):
         for number, value in enumerate(module.norm.values(), 1):
             value.fill_(0.7 * number)
     encoder.append(module)
-    loaded = SentenceTransformer(str(save(encoder)), device="cpu")[-1]
+    loaded = open_encoder(save(encoder), device="cpu")[-1]
     assert isinstance(loaded, LearnedSimilarity)
     assert loaded.similarity.detached() == module.similarity.detached()
     assert loaded.scale.item() == pytest.approx(module.scale.item(), rel=1e-6)
@@ -94,10 +95,16 @@ def test_save_and_load_keep_what_was_trained(encoder, save, start, learn_scale):
 
 def test_a_loaded_model_encodes_as_before(encoder, save, sentences):
     with_gammas(encoder, 0.3, 0.8)
-    loaded = SentenceTransformer(str(save(encoder)), device="cpu")
+    folder = save(encoder)
+    with pytest.raises(ValueError, match="trust_remote_code=True"):
+        SentenceTransformer(str(folder), device="cpu")
     texts = sentences(6, 0)
-    for method in ("encode_query", "encode_document", "encode"):
-        np.testing.assert_array_equal(getattr(loaded, method)(texts), getattr(encoder, method)(texts))
+    for loaded in (
+        open_encoder(folder, device="cpu"),
+        SentenceTransformer(str(folder), device="cpu", trust_remote_code=True),
+    ):
+        for method in ("encode_query", "encode_document", "encode"):
+            np.testing.assert_array_equal(getattr(loaded, method)(texts), getattr(encoder, method)(texts))
 
 
 def test_each_side_is_prepared_for_the_inner_product(encoder, sentences):

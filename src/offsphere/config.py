@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
@@ -19,14 +19,16 @@ class CompareConfig(BaseModel):
     Defaults follow the paper's recipe (section 4) where they do not depend on the size of encoder and data.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     model: str = Field(description="encoder: hub name, folder, or package:NAME")
     train: list[str] = Field(min_length=1, description="collections or files of pairs to train on")
     eval: list[str] = Field(min_length=1, description="collections to evaluate on")
     out: Path = Field(description="run folder")
     similarities: list[str] = Field(default=list(NAMES), description="similarities to compare")
-    seeds: list[int] = Field(default=[0, 42, 1337], min_length=1, description="one training a similarity and seed")
+    seeds: list[Annotated[int, Field(ge=0, lt=2**32)]] = Field(
+        default=[0, 42, 1337], min_length=1, description="one training a similarity and seed"
+    )
     init: Literal["pretrained", "random"] = Field("pretrained", description="start from pretrained or random weights")
 
     split: str = Field("test", description="split of the evaluation collections")
@@ -40,7 +42,9 @@ class CompareConfig(BaseModel):
     max_length: int | None = Field(None, gt=1, description="tokens kept of each text")
     learning_rate: float | None = Field(None, gt=0, description="peak rate of the encoder's weights")
     gamma_learning_rate: float = Field(0.01, gt=0, description="rate of gammas and scale")
-    scale: float | Literal["auto"] = Field("auto", description="inverse temperature: a number, or auto")
+    scale: Annotated[float, Field(gt=0)] | Literal["auto"] = Field(
+        "auto", description="inverse temperature: a number, or auto"
+    )
     learn_scale: bool = Field(False, description="train the scale too")
     freeze_layers: int | None = Field(None, ge=0, description="keep the first N layers, and cache what they give")
     dropout: float | None = Field(None, ge=0, lt=1, description="in training; the encoder's own by default")
@@ -90,9 +94,10 @@ class CompareConfig(BaseModel):
             raise ValueError("freeze_layers would keep random layers as they are; leave it out with init: random")
         return self
 
-    def to_yaml(self) -> str:
-        """The settings as YAML that ``read_config`` reads back to the same settings."""
-        return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+    def prompts(self) -> dict[str, str]:
+        """The prompts that were given, by side."""
+        both = {"query": self.query_prompt, "document": self.document_prompt}
+        return {side: prompt for side, prompt in both.items() if prompt is not None}
 
 
 def read_config(path: Path | None, flags: dict[str, Any]) -> CompareConfig:
@@ -111,7 +116,7 @@ def read_config(path: Path | None, flags: dict[str, Any]) -> CompareConfig:
             raise ConfigError(f"{path} is not YAML: {error}") from error
         if not isinstance(loaded, dict):
             raise ConfigError(f"{path}: expected settings such as 'model: NAME', found {type(loaded).__name__}")
-        settings.update(loaded)
+        settings.update({str(name): value for name, value in loaded.items()})
     settings.update({name: value for name, value in flags.items() if value is not None})
     try:
         return CompareConfig(**settings)

@@ -206,8 +206,13 @@ def limit_length(model: SentenceTransformer, max_length: int) -> None:
         model[0].tokenizer.enable_truncation(max_length)
         return
     positions = getattr(model.config, "max_position_embeddings", None)
-    if positions is not None and max_length > positions:
-        raise ConfigError(f"--max-length {max_length} is more than the {positions} tokens that this encoder can read")
+    if positions is not None:
+        # Encoders like RoBERTa count positions from behind the one of padding.
+        table = getattr(getattr(model[0].auto_model, "embeddings", None), "position_embeddings", None)
+        padding = getattr(table, "padding_idx", None)
+        readable = positions if padding is None else positions - padding - 1
+        if max_length > readable:
+            raise ConfigError(f"--max-length {max_length} is more than the {readable} tokens that this encoder reads")
     model.max_seq_length = max_length
 
 

@@ -103,3 +103,9 @@ def test_the_fingerprint_is_of_the_content():
 def test_parts_that_do_not_belong_together_are_errors(change, message):
     with pytest.raises(DataError, match=message):
         replace(collection(queries=1, documents=2, relevant=1), **change)
+
+
+def test_prompts_that_the_user_gave_replace_those_of_the_collection():
+    prompted = replace(collection(), prompts={"query": "Q: ", "document": "D: "})
+    assert prompted.without_prompts({"query": "other"}).prompts == {"document": "D: "}
+    assert prompted.without_prompts({}) == prompted

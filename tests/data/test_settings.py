@@ -60,3 +60,9 @@ def test_no_object_is_ever_built(tmp_path, write):
     with pytest.raises(DataError):
         read_settings(tmp_path)
     assert not (tmp_path / "built").exists()
+
+
+def test_a_name_that_is_no_file_name(tmp_path):
+    (tmp_path / "collection.yaml").write_text("name: a/b\n", encoding="utf-8")
+    with pytest.raises(DataError, match=r"collection\.yaml: .*'a/b'"):
+        read_settings(tmp_path)

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import yaml
 
 from offsphere import cli
 from offsphere.config import CompareConfig
@@ -56,7 +57,7 @@ class TestRepeating:
         content: Content,
     ) -> None:
         config = tmp_path / "settings.yaml"
-        config.write_text(settings(finished_run, steps=7).to_yaml(), encoding="utf-8")
+        config.write_text(yaml.safe_dump(settings(finished_run, steps=7).model_dump(mode="json")), encoding="utf-8")
         monkeypatch.setattr("sys.argv", ["offsphere", "compare", "--config", str(config)])
         monkeypatch.setattr(cli, "quiet_libraries", lambda: None)
         before = content(finished_run)
@@ -91,7 +92,7 @@ class TestInterrupted:
     def start(self, settings: Settings, tmp_path: Path) -> Callable[[], subprocess.Popen[str]]:
         """Starts the comparison of ``finished_run`` on the command line, into ``tmp_path / run``."""
         config = tmp_path / "settings.yaml"
-        config.write_text(settings(tmp_path / "run").to_yaml(), encoding="utf-8")
+        config.write_text(yaml.safe_dump(settings(tmp_path / "run").model_dump(mode="json")), encoding="utf-8")
         command = [sys.executable, "-m", "offsphere", "compare", "--config", str(config)]
 
         def start() -> subprocess.Popen[str]:
@@ -172,7 +173,7 @@ def test_ctrl_c_says_how_to_go_on(
         raise KeyboardInterrupt
 
     config = tmp_path / "settings.yaml"
-    config.write_text(settings(tmp_path / "run").to_yaml(), encoding="utf-8")
+    config.write_text(yaml.safe_dump(settings(tmp_path / "run").model_dump(mode="json")), encoding="utf-8")
     monkeypatch.setattr("offsphere.training.compare.compare", interrupt)
     monkeypatch.setattr(cli, "quiet_libraries", lambda: None)
     monkeypatch.setattr("sys.argv", ["offsphere", "compare", "--config", str(config)])

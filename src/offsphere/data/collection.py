@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -92,6 +92,10 @@ class Collection:
             excluded={query: ids for query, ids in self.excluded.items() if query in queries},
             notes=(*self.notes, note),
         )
+
+    def without_prompts(self, sides: Iterable[str]) -> Collection:
+        """The collection without its prompts of these sides, because the user gave others."""
+        return replace(self, prompts={side: prompt for side, prompt in self.prompts.items() if side not in set(sides)})
 
     def fingerprint(self) -> str:
         """A SHA-256 of ids, texts, judgements and exclusions; files, compression and order do not matter."""

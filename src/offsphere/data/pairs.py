@@ -200,11 +200,16 @@ def load_pairs(source: str | Path, split: str = "train") -> TrainingPairs:
         raise DataError(f"no training pairs in this folder; {LAYOUT}, or what Dataset.save_to_disk wrote", path)
     form = path.name.removesuffix(".gz")
     if path.is_file() or form.endswith(FILES):
-        return _from_rows(form.rsplit(".", 1)[0], _file_rows(path), path)
+        return _from_rows(form.rsplit(".", 1)[0], file_rows(path), path)
     return _from_rows(str(source), read_hub(str(source), split), str(source))
 
 
-def _file_rows(path: Path) -> Iterator[Row]:
+def file_rows(path: Path) -> Iterator[Row]:
+    """The numbered rows of a .jsonl, .csv, .tsv or .parquet file.
+
+    Raises:
+        DataError: If there is no such file, its name ends in something else, or it is malformed.
+    """
     if not path.is_file():
         raise DataError("no such file", path)
     form = path.name.removesuffix(".gz")

@@ -38,8 +38,11 @@ def read_settings(folder: Path) -> Settings:
         return Settings()
     content = _load(path)
     _check_keys(content, KEYS, path)
+    name = _text(content, "name", path)
+    if name is not None and "/" in name:
+        raise DataError(f"expected a name that can stand in a file name, without '/', found {name!r}", path)
     return Settings(
-        name=_text(content, "name", path),
+        name=name,
         licence=_text(content, "licence", path),
         exclude_self=_flag(content, "exclude_self", path),
         excluded=_excluded(content, path),

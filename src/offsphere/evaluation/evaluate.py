@@ -125,7 +125,7 @@ def evaluate_encoder(
         split: Of the judgements.
         measures: Names that ir-measures knows.
         max_length: Tokens kept of each text.
-        prompts: By side, in place of the model's own.
+        prompts: By side, in place of the model's own and of the collections'.
         device: Where to encode.
         strict: Refuse judgements of documents that the corpus lacks.
         out: Folder for ``results.csv``, ``per_query.parquet`` and a run file a collection and similarity.
@@ -137,7 +137,7 @@ def evaluate_encoder(
     """
     progress = progress or Silent()
     parse_measures(measures)
-    collections = [load_collection(one, split, strict=strict) for one in data]
+    collections = [load_collection(one, split, strict=strict).without_prompts(prompts or ()) for one in data]
     model = open_encoder(source, max_length=max_length, prompts=prompts, device=device)
     declared = declared_similarity(model)
     strip_normalize(model)

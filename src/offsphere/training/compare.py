@@ -67,11 +67,10 @@ class _Run:
         self.progress = progress
         self.folder = RunFolder(config.out)
         self.materials: Materials = load_materials(config)
-        prompts = {"query": config.query_prompt, "document": config.document_prompt}
         self.model: SentenceTransformer = open_encoder(
             config.model,
             max_length=config.max_length,
-            prompts={side: prompt for side, prompt in prompts.items() if prompt is not None},
+            prompts=config.prompts(),
             device=config.device,
         )
         self.declared = declared_similarity(self.model) or Similarity.parse("cosine")

@@ -94,9 +94,11 @@ def load_materials(config: CompareConfig) -> Materials:
             "with 'name:' in its collection.yaml"
         )
     trained_on = {Path(source).expanduser().resolve() for source in config.train}
+    sampled = [one.sample(config.max_queries, config.max_documents) for one in evaluation]
+    given = config.prompts()
     return Materials(
         pairs=pairs,
-        dev=dev,
-        evaluation=[one.sample(config.max_queries, config.max_documents) for one in evaluation],
+        dev=[one.without_prompts(given) for one in dev],
+        evaluation=[one.without_prompts(given) for one in sampled],
         in_domain=[one.name for one in evaluation if one.path is not None and one.path.resolve() in trained_on],
     )
