@@ -17,9 +17,12 @@ from torch import Tensor, nn
 from offsphere.errors import ConfigError, TrainingError
 from offsphere.modules import LearnedSimilarity, learned_similarity
 from offsphere.similarity import Similarity, norms
+from offsphere.tiled_loss import MaskRows, tiled_info_nce
 
 ALPHA = 20.0
 """The inverse temperature of the paper (section 4.1), for every variant."""
+TILED_FROM = 2**22
+Impl = Literal["auto", "reference", "tiled"]
 
 logger = logging.getLogger(__name__)
 
@@ -29,7 +32,8 @@ def info_nce(
     documents: Tensor,
     similarity: Similarity,
     scale: float | Tensor = ALPHA,
-    masked: Tensor | None = None,
+    masked: Tensor | MaskRows | None = None,
+    impl: Impl = "auto",
 ) -> Tensor:
     """Mean over queries of -log softmax(scale * s(q_i, .))[i] (paper, equation 1).
 
@@ -38,8 +42,10 @@ def info_nce(
         documents: (M, n) raw embeddings, M >= B; row i < B is the positive of query i, all other rows its negatives.
         similarity: Its gammas may be tensors in the graph.
         scale: Inverse temperature alpha, a number or a 0-d tensor in the graph.
-        masked: (B, M) boolean, true where a document must not count as a negative. A query's own positive always
-            counts, whatever the mask says.
+        masked: (B, M) boolean, true where a document must not count as a negative, or a function that gives its rows
+            for a slice of queries. A query's own positive always counts, whatever the mask says.
+        impl: ``reference`` holds the (B, M) logits; ``tiled`` never does, and can be differentiated once; ``auto``
+            tiles from 4 million logits on, where it is faster as well. They differ by rounding.
 
     Returns:
         A 0-d tensor in float32 or float64.
@@ -47,14 +53,17 @@ def info_nce(
     Raises:
         TrainingError: If the loss is not finite, with what to change.
     """
-    # Masking follows the scaling: -inf times a learned scale would give the scale a gradient of NaN.
-    logits = similarity.scores(queries, documents) * scale
-    positives = torch.arange(len(queries), device=logits.device)
-    if masked is not None:
-        masked = masked.clone()
-        masked[positives, positives] = False
-        logits = logits.masked_fill(masked, -torch.inf)
-    loss = nn.functional.cross_entropy(logits, positives)
+    rows = masked.__getitem__ if isinstance(masked, Tensor) else masked
+    if impl == "tiled" or (impl == "auto" and len(queries) * len(documents) >= TILED_FROM):
+        prepared = similarity.prepare_query(queries), similarity.prepare_document(documents)
+        loss = tiled_info_nce(*prepared, scale, rows)
+    else:
+        # Masking follows the scaling: -inf times a learned scale would give the scale a gradient of NaN.
+        logits = similarity.scores(queries, documents) * scale
+        if rows is not None:
+            mask = rows(slice(0, len(queries))).clone().fill_diagonal_(False)
+            logits = logits.masked_fill(mask, -torch.inf)
+        loss = nn.functional.cross_entropy(logits, torch.arange(len(queries), device=logits.device))
     if not torch.isfinite(loss):
         raise TrainingError(
             f"the loss is {loss.item()} under {similarity.detached()!r}: the embeddings or their scores are not finite "
@@ -108,8 +117,8 @@ class KnownPositives:
         self.codes = torch.tensor(sorted({query * n_documents + document for query, document in pairs})).long()
 
 
-def known_positive_mask(queries: Tensor, documents: Tensor, known: KnownPositives | None = None) -> Tensor:
-    """(B, M) boolean: true where document m is a positive of query b and so must not be its negative.
+class KnownPositiveMask:
+    """Where document m is a positive of query b and so must not be its negative; a slice of queries at a time.
 
     It is one when its key equals the key of b's own positive, when it is the positive of another row with b's query
     key, or when ``known`` lists it. The diagonal, each query's own positive, is false.
@@ -118,14 +127,33 @@ def known_positive_mask(queries: Tensor, documents: Tensor, known: KnownPositive
         queries: (B,) integer keys; equal keys are the same query.
         documents: (M,) integer keys, the B positives first; equal keys are the same document.
         known: Judgements from beyond the batch.
+
+    Attributes:
+        masked: How many pairs the slices given so far hold.
     """
-    n_documents = int(documents.max()) + 1 if known is None else known.n_documents
-    codes = queries[:, None] * n_documents + documents
-    in_batch = (queries * n_documents + documents[: len(queries)]).sort().values
-    mask = _contains(in_batch, codes)
-    if known is not None:
-        mask |= _contains(known.codes.to(codes.device), codes)
-    return mask.fill_diagonal_(False)
+
+    def __init__(self, queries: Tensor, documents: Tensor, known: KnownPositives | None = None):
+        self.queries = queries
+        self.documents = documents
+        self.n_documents = int(documents.max()) + 1 if known is None else known.n_documents
+        self.in_batch = (queries * self.n_documents + documents[: len(queries)]).sort().values
+        self.known = None if known is None else known.codes.to(queries.device)
+        self.masked = 0
+
+    def __call__(self, rows: slice) -> Tensor:
+        """(rows, M) boolean."""
+        codes = self.queries[rows, None] * self.n_documents + self.documents
+        mask = _contains(self.in_batch, codes)
+        if self.known is not None:
+            mask |= _contains(self.known, codes)
+        mask.diagonal(rows.start).fill_(False)
+        self.masked += int(mask.sum())
+        return mask
+
+
+def known_positive_mask(queries: Tensor, documents: Tensor, known: KnownPositives | None = None) -> Tensor:
+    """All (B, M) rows of ``KnownPositiveMask``."""
+    return KnownPositiveMask(queries, documents, known)(slice(0, len(queries)))
 
 
 def _contains(codes: Tensor, wanted: Tensor) -> Tensor:
@@ -149,6 +177,7 @@ class InfoNCELoss(nn.Module):
         scale: Inverse temperature: a number, or ``auto`` to measure it on the first batch (see ``auto_scale``).
         known_positives: Judgements by integer key. The dataset then has a ``label`` column with the keys of the row,
             [query, positive, negative_1, ...]; without it, keys are made from the tokens of the batch.
+        impl: See ``info_nce``.
 
     Attributes:
         masked_negatives: Pairs masked so far; reset it at will.
@@ -163,8 +192,10 @@ class InfoNCELoss(nn.Module):
         similarity: str | Mapping[str, Any] | Similarity = "cosine",
         scale: float | Literal["auto"] = ALPHA,
         known_positives: KnownPositives | None = None,
+        impl: Impl = "auto",
     ):
         super().__init__()
+        self.impl = impl
         self.model = model
         self.fixed_similarity = Similarity.parse(similarity)
         self.known_positives = known_positives
@@ -213,11 +244,10 @@ class InfoNCELoss(nn.Module):
         self, queries: Tensor, documents: Tensor, query_keys: Tensor, document_keys: Tensor
     ) -> Tensor:
         """The loss of raw embeddings (B, n) and (M, n), with the integer key of each row."""
-        mask = known_positive_mask(
-            query_keys.to(queries.device), document_keys.to(queries.device), self.known_positives
-        )
-        self.masked_negatives += int(mask.sum())
-        return info_nce(queries, documents, self.similarity, self._scale(queries, documents), mask)
+        mask = KnownPositiveMask(query_keys.to(queries.device), document_keys.to(queries.device), self.known_positives)
+        loss = info_nce(queries, documents, self.similarity, self._scale(queries, documents), mask, self.impl)
+        self.masked_negatives += mask.masked
+        return loss
 
     def _scale(self, queries: Tensor, documents: Tensor) -> float | Tensor:
         if self.learned is not None:
