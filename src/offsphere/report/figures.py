@@ -137,7 +137,7 @@ def _lines(
 ) -> str:
     """One panel: for each series a thin line for every seed and a thick one for their mean."""
     ends = []
-    with _figure(3.5) as (figure, (axes,)):
+    with panels_figure(3.5) as (figure, (axes,)):
         for index, (series, seeds) in enumerate(curves.items()):
             look: dict[str, Any] = {"color": THEME[colours[series]], "linestyle": DASHES[index % len(DASHES)]}
             for curve in seeds.values():
@@ -148,14 +148,14 @@ def _lines(
                 ends += [f"{series} {value:.2f}" for value in list(mean.values())[-1:]]
         axes.set(title=title, xlabel="step", ylabel=label, ylim=limits)
         figure.legend(loc="outside lower center", ncols=3)
-        return _svg(figure, name, title, f"At the last step, mean over seeds: {', '.join(ends)}.")
+        return to_svg(figure, name, title, f"At the last step, mean over seeds: {', '.join(ends)}.")
 
 
 def _forest(record: RunRecord, scopes: Sequence[str], name: str, limits: tuple[float, float]) -> str:
     others = [similarity for similarity in record.similarities if similarity != "cosine"]
     colours = series_names(record.similarities)
     rows, described = 0.0, []
-    with _figure(0.9 + len(scopes) * (0.3 + 0.17 * len(others))) as (figure, (axes,)):
+    with panels_figure(0.9 + len(scopes) * (0.3 + 0.17 * len(others))) as (figure, (axes,)):
         for scope in scopes:
             axes.text(limits[0], rows, f"mean {scope}" if scope in record.domains else scope, va="center", size=10.5)
             for index, similarity in enumerate(others):
@@ -171,7 +171,7 @@ def _forest(record: RunRecord, scopes: Sequence[str], name: str, limits: tuple[f
         figure.legend(loc="outside lower center", ncols=4, handletextpad=0.2, columnspacing=1)
         title = f"Difference to cosine, {scopes[0]}"
         axes.set_title(title)
-        return _svg(figure, name, title, "; ".join(described) + ".")
+        return to_svg(figure, name, title, "; ".join(described) + ".")
 
 
 def _interval(axes: Axes, row: float, found: Difference, colour: str, marker: str) -> None:
@@ -183,22 +183,22 @@ def _interval(axes: Axes, row: float, found: Difference, colour: str, marker: st
 
 def _histograms(shown: Sequence[tuple[str, Mapping[str, Any]]], dataset: str, name: str) -> str:
     described = []
-    with _figure(0.9 + 1.3 * len(shown), rows=len(shown)) as (figure, panels):
+    with panels_figure(0.9 + 1.3 * len(shown), rows=len(shown)) as (figure, panels):
         for axes, (similarity, norm) in zip(panels, shown, strict=True):
             effect = "undefined" if norm["cohens_d"] is None else f"{norm['cohens_d']:+.2f}".replace("-", "−")
             axes.set_title(f"trained with {similarity}: Cohen's d {effect}", size=11)
             described.append(f"{similarity}: Cohen's d {effect}")
             for group, look in GROUPS.items():
-                axes.stairs(_density(norm[group], norm["edges"]), norm["edges"], label=group, **look)
+                axes.stairs(density(norm[group], norm["edges"]), norm["edges"], label=group, **look)
             axes.set(yticks=[])
         panels[-1].set_xlabel("length of the document's embedding")
         figure.suptitle(dataset, x=0.01, ha="left", size=12)
         figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=2)
         counts = [count(sum(shown[0][1][group]), f"{group} document") for group in GROUPS]
-        return _svg(figure, name, f"Document lengths, {dataset}", f"{'; '.join(described)}. {' and '.join(counts)}.")
+        return to_svg(figure, name, f"Document lengths, {dataset}", f"{'; '.join(described)}. {' and '.join(counts)}.")
 
 
-def _density(counts: Sequence[int], edges: Sequence[float]) -> list[float]:
+def density(counts: Sequence[int], edges: Sequence[float]) -> list[float]:
     """Counts as a density of area 1, so that few relevant documents compare with many others."""
     total = sum(counts)
     widths = [right - left for left, right in pairwise(edges)]
@@ -229,7 +229,8 @@ def _mean(curves: Iterable[Mapping[int, float]]) -> dict[int, float]:
 
 
 @contextmanager
-def _figure(height: float, rows: int = 1) -> Iterator[tuple[Figure, list[Axes]]]:
+def panels_figure(height: float, rows: int = 1) -> Iterator[tuple[Figure, list[Axes]]]:
+    """A figure in the style of the page, ``height`` inches high, and its axes from top to bottom."""
     import matplotlib.style
     from matplotlib.figure import Figure
 
@@ -238,7 +239,7 @@ def _figure(height: float, rows: int = 1) -> Iterator[tuple[Figure, list[Axes]]]
         yield figure, list(figure.subplots(rows, squeeze=False)[:, 0])
 
 
-def _svg(figure: Figure, name: str, title: str, description: str) -> str:
+def to_svg(figure: Figure, name: str, title: str, description: str) -> str:
     """The figure as one ``<svg>`` element: themed, titled, its ids made unique by ``name``."""
     buffer = io.StringIO()
     with warnings.catch_warnings():

@@ -44,13 +44,13 @@ def print_results(console: Console, rows: Sequence[Result]) -> None:
     """Print one model's measures: a row a dataset and ranking, a column a measure, in points."""
     measures = list(dict.fromkeys(row.measure for row in rows))
     values = {(row.dataset, row.scored_as, row.measure): row for row in rows}
-    table = _table(f"{rows[0].model}, × 100", "dataset")
+    table = new_table(f"{rows[0].model}, × 100", "dataset")
     for name in ("queries", "scored as", *measures):
-        table.add_column(_plain(name), justify="left" if name == "scored as" else "right")
+        table.add_column(plain(name), justify="left" if name == "scored as" else "right")
     for dataset, scored_as in dict.fromkeys((row.dataset, row.scored_as) for row in rows):
         found = [values[dataset, scored_as, measure] for measure in measures]
         points = (f"{100 * row.value:.1f}" for row in found)
-        table.add_row(_plain(dataset), f"{found[0].n_queries:,}", _plain(scored_as), *points)
+        table.add_row(plain(dataset), f"{found[0].n_queries:,}", plain(scored_as), *points)
     console.print(table)
 
 
@@ -60,25 +60,26 @@ def _that_fit(columns: list[Column], width: int) -> list[list[Column]]:
 
 
 def _score_table(record: RunRecord, domain: str, columns: Sequence[Column]) -> Table:
-    table = _table(f"{record.comparison.measure} × 100, {domain}", "trained with")
+    table = new_table(f"{record.comparison.measure} × 100, {domain}", "trained with")
     for column in columns:
         name = "mean" if column.name == domain else column.name
-        table.add_column(_plain(f"{name}\nn = {column.n_queries:,}"), justify="right", max_width=CELL_WIDTH - 2)
+        table.add_column(plain(f"{name}\nn = {column.n_queries:,}"), justify="right", max_width=CELL_WIDTH - 2)
     for name, cells in score_rows(record, columns):
-        table.add_row(_plain(name), *(_score(cell) for cell in cells))
+        table.add_row(plain(name), *(_score(cell) for cell in cells))
     return table
 
 
 def _cross_table(record: RunRecord, domain: str) -> Table:
-    table = _table(f"{record.comparison.measure} × 100, {domain}: trained with (row), scored as (column)", "")
+    table = new_table(f"{record.comparison.measure} × 100, {domain}: trained with (row), scored as (column)", "")
     for name in record.scored_as:
-        table.add_column(_plain(name), justify="right")
+        table.add_column(plain(name), justify="right")
     for name, cells in cross_rows(record, domain):
-        table.add_row(_plain(name), *(f"[bold]{cell.value}[/bold]" if cell.best else cell.value for cell in cells))
+        table.add_row(plain(name), *(f"[bold]{cell.value}[/bold]" if cell.best else cell.value for cell in cells))
     return table
 
 
-def _table(title: str, corner: str) -> Table:
+def new_table(title: str, corner: str) -> Table:
+    """An empty table in the style of all others, with its first column."""
     from rich import box
     from rich.table import Table
 
@@ -92,7 +93,7 @@ def _score(cell: Cell) -> str:
     return f"{value}\n{cell.difference}{'*' if cell.significant else ''}" if cell.difference else value
 
 
-def _plain(text: str) -> Text:
+def plain(text: str) -> Text:
     """Text that rich does not read as markup, whatever a dataset is called."""
     from rich.text import Text
 
