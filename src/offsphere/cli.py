@@ -87,6 +87,7 @@ def compare(
     query_prompt: Annotated[str | None, Flag(help=about("query_prompt"))] = None,
     document_prompt: Annotated[str | None, Flag(help=about("document_prompt"))] = None,
     evaluations: Annotated[int | None, Flag(help=about("evaluations"))] = None,
+    on_collapse: Annotated[str | None, Flag(help=about("on_collapse"))] = None,
     validation_queries: Annotated[int | None, Flag(help=about("validation_queries"))] = None,
     validation_documents: Annotated[int | None, Flag(help=about("validation_documents"))] = None,
     run_files: Annotated[str | None, Flag(help=about("run_files"))] = None,

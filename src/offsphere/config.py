@@ -57,6 +57,9 @@ class CompareConfig(BaseModel):
     document_prompt: str | None = Field(None, description="text put before each document; stored with the model")
 
     evaluations: int = Field(5, gt=0, description="validations during training")
+    on_collapse: Literal["warn", "stop"] = Field(
+        "warn", description="when a model ranks by length more than by direction: warn, or stop that training"
+    )
     validation_queries: int = Field(200, gt=0, description="queries of each dev split that validation uses")
     validation_documents: int = Field(1000, gt=0, description="documents of each dev split that validation uses")
     run_files: Literal["none", "first", "all"] = Field(

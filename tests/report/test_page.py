@@ -227,6 +227,13 @@ def test_the_database_metric_follows_the_saved_model(record, winner, metric):
     assert ("open_encoder" in text) == (winner == "learnable")
 
 
+def test_a_collapse_in_the_log_is_named(record):
+    event = {"event": "collapse", "similarity": "dot", "seed": 1, "sentence": "magnitude collapse at step 40"}
+    collapsed = replace(record, log=(*record.log, event))
+    assert "dot, seed 1: magnitude collapse at step 40." in Page(render_report([collapsed])).text
+    assert "Collapse:" not in Page(render_report([record])).text
+
+
 def test_write_report_is_the_same_each_time_and_leaves_no_other_file(make_run, tmp_path):
     folder = make_run()
     before = sorted(path.name for path in folder.iterdir())

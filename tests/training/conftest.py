@@ -164,6 +164,7 @@ def plan() -> Plan:
         warmup_steps=0,
         weight_decay=0.01,
         learn_scale=False,
+        on_collapse="warn",
         evaluate_every=2,
         log_every=1,
     )

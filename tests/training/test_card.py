@@ -43,9 +43,10 @@ def rows(similarity: Similarity) -> list[Result]:
 
 @pytest.fixture
 def card(plan: Plan) -> Callable[..., str]:
-    def make(similarity: Similarity, model: str = "org/encoder") -> str:
+    def make(similarity: Similarity, model: str = "org/encoder", collapse: str | None = None) -> str:
         config = CompareConfig(model=model, train=["data/nq", "data/med"], eval=["data/nq"], out=Path("run"))
-        finished = Finished("x", similarity, similarity.name, 42, scale=12.345678, best_step=6, validation=0.5)
+        trained = {"scale": 12.345678, "best_step": 6, "validation": 0.5, "collapse": collapse}
+        finished = Finished("x", similarity, similarity.name, 42, **trained)
         return model_card(finished, rows(similarity), config, plan)
 
     return make
@@ -77,6 +78,11 @@ def test_the_formula_has_the_exponents_of_this_model(
     text = card(similarity_of(similarity))
     assert f"s(q, d) = {formula}\n" in text
     assert f"so {meaning}" in text
+
+
+def test_a_collapse_is_named(card: Callable[..., str]) -> None:
+    assert "Warning" not in card(similarity_of("dot"))
+    assert "**Warning:** it ranks by length." in card(similarity_of("dot"), collapse="it ranks by length")
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 
 import numpy as np
@@ -15,12 +16,13 @@ from transformers.trainer_callback import PrinterCallback, ProgressCallback
 from offsphere.data import Collection, TrainingPairs
 from offsphere.errors import ConfigError
 from offsphere.losses import InfoNCELoss
+from offsphere.similarity import Similarity
 from offsphere.training.batches import training_dataset
 from offsphere.training.collapse import CollapseGuard
 from offsphere.training.plan import Plan
 from offsphere.training.trainer import RetrieverTrainer
 from offsphere.training.validation import Validation
-from offsphere.training.variant import training_arguments
+from offsphere.training.variant import Variant, train_variant, training_arguments
 
 RANKS, DOCUMENTS, PAIRS = 4, 40, 96
 WORDS = ["ask", *(f"rank{r}" for r in range(RANKS)), *(f"note{i}" for i in range(DOCUMENTS))]
@@ -104,6 +106,19 @@ def test_stop_ends_the_training_at_that_validation(trained):
 def test_without_document_length_or_with_a_low_rate_nothing_is_told(trained, similarity, rate):
     guard, last, said = trained(similarity, rate, "stop")
     assert (guard.collapse, last, said) == (None, 24, [])
+
+
+@pytest.mark.parametrize(("similarity", "told"), [("dot", True), ("dnorm", False)])
+def test_a_variant_says_that_it_collapsed(plan: Plan, tmp_path, similarity, told):
+    settled = Plan(**(vars(plan) | {"steps": 24, "evaluate_every": 4, "learning_rate": 0.1}))
+    dataset, known_positives = training_dataset(pairs())
+    variant = Variant(Similarity.parse(similarity), 0)
+    log = tmp_path / "log.jsonl"
+    outcome = train_variant(one_dimension(), dataset, known_positives, variant, 20.0, settled, [dev()], log)
+    events = [json.loads(line) for line in log.read_text("utf-8").splitlines()]
+    sentences = [event["sentence"] for event in events if event["event"] == "collapse"]
+    assert sentences == ([outcome.collapse] if told else [])
+    assert (outcome.collapse is not None) == told
 
 
 def evaluate(guard: CollapseGuard, metrics: dict | None, step: int = 5) -> bool:

@@ -87,6 +87,7 @@ def _section(record: RunRecord, name: str) -> dict[str, Any]:
         "by_dataset": _differences(record, _datasets(record)),
         "cross": {domain: summary.cross_rows(record, domain) for domain in record.domains},
         "surprise": summary.surprise(record),
+        "collapses": record.events("collapse"),
         "measures": {"headers": headers, "rows": rows},
         "figures": _figures(record, name),
         "effects": _effects(record),

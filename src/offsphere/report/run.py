@@ -145,7 +145,7 @@ class RunRecord:
         return next(found, None)
 
     def events(self, kind: str) -> list[Mapping[str, Any]]:
-        """The "train" or "validation" events of the log."""
+        """The "train", "validation" or "collapse" events of the log."""
         return [event for event in self.log if event.get("event") == kind]
 
 

@@ -36,6 +36,9 @@ def print_comparison(console: Console, *records: RunRecord) -> None:
         console.print(
             "Bold: the row's best. For one query cosine and dnorm rank alike, and so do dot and qnorm.", style="dim"
         )
+        for event in record.events("collapse"):
+            told = f"Collapse: {event['similarity']}, seed {event['seed']}: {event['sentence']}"
+            console.print(told, markup=False, highlight=False)
         if sentence := surprise(record):
             console.print(sentence, markup=False, highlight=False)
 

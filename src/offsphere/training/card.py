@@ -51,7 +51,7 @@ The score of a query q and a document d, from raw embeddings, is
     s(q, d) = (q . d) / (|q|^{gamma_q:.4g} |d|^{gamma_d:.4g})
 
 so {_survives(similarity)}. Scores of this model under another similarity are scores of another model.
-
+{_warning(finished)}
 ## Use
 
 {_snippet(similarity)}
@@ -83,6 +83,10 @@ Ranked by {similarity.name}, in points (hundredths):
 
 The method is described in [arXiv 2602.09229](https://arxiv.org/abs/2602.09229).
 """
+
+
+def _warning(finished: Finished) -> str:
+    return "" if finished.collapse is None else f"\n**Warning:** {finished.collapse}.\n"
 
 
 def _survives(similarity: Similarity) -> str:

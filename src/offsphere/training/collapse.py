@@ -5,6 +5,7 @@ Source: the paper's E5 without its Normalize module, whose embeddings score 0.94
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,6 +17,8 @@ from offsphere.errors import ConfigError
 from offsphere.training.validation import AS_COSINE, MEASURE
 
 GAP = 0.1
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -54,7 +57,7 @@ class CollapseGuard(TrainerCallback):
     Args:
         on_collapse: ``warn`` to go on, ``stop`` to end the training at that validation.
         gap: The gap that counts as collapse.
-        say: Told the sentence once.
+        say: Told the sentence once; it goes to the log by default.
 
     Attributes:
         collapse: The first validation with such a gap, or None.
@@ -68,7 +71,7 @@ class CollapseGuard(TrainerCallback):
         on_collapse: Literal["warn", "stop"] = "warn",
         *,
         gap: float = GAP,
-        say: Callable[[str], None] = lambda sentence: None,
+        say: Callable[[str], None] = logger.warning,
     ):
         if on_collapse not in ("warn", "stop"):
             raise ConfigError(f"--on-collapse must be warn or stop, found {on_collapse!r}")

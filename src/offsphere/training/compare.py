@@ -159,6 +159,8 @@ class _Run:
                 del model[-1]
             self._keep_best_seed(finished)
             self.progress.say(self._summary(finished, evaluations, time.monotonic() - began))
+            if finished.collapse is not None:
+                self.progress.say(f"warning: {variant.name}: {finished.collapse}")
 
     def _lengths(self) -> tuple[np.ndarray, np.ndarray]:
         """Lengths of query and document embeddings where training starts, on a sample of the pairs; checked."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import StaticEmbedding
@@ -27,6 +27,7 @@ class Plan:
         warmup_steps: Steps with a rising rate.
         weight_decay: Of AdamW; none for gammas, scale, biases and layer norms.
         learn_scale: Whether the scale is trained.
+        on_collapse: ``warn`` or ``stop``, see ``training.collapse``.
         evaluate_every: Steps between validations.
         log_every: Steps between lines of the training log.
     """
@@ -40,6 +41,7 @@ class Plan:
     warmup_steps: int
     weight_decay: float
     learn_scale: bool
+    on_collapse: Literal["warn", "stop"]
     evaluate_every: int
     log_every: int
 
@@ -84,6 +86,7 @@ def make_plan(config: CompareConfig, model: SentenceTransformer, n_pairs: int) -
         warmup_steps=round(config.warmup_ratio * steps),
         weight_decay=config.weight_decay,
         learn_scale=config.learn_scale,
+        on_collapse=config.on_collapse,
         evaluate_every=max(1, math.ceil(steps / config.evaluations)),
         log_every=max(1, steps // 50),
     )

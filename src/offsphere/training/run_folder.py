@@ -42,6 +42,7 @@ class Finished:
         scale: The inverse temperature at the end.
         best_step: The step of the weights that were kept.
         validation: nDCG@10 of these weights on the dev splits, where there are any.
+        collapse: What the collapse guard had to say, if anything.
     """
 
     name: str
@@ -51,6 +52,7 @@ class Finished:
     scale: float | None = None
     best_step: int = 0
     validation: float | None = None
+    collapse: str | None = None
 
 
 class RunFolder:

@@ -17,6 +17,7 @@ from offsphere.data import Collection
 from offsphere.losses import InfoNCELoss, KnownPositives
 from offsphere.modules import LEARNED_PARAMETERS, LearnedSimilarity
 from offsphere.similarity import Similarity
+from offsphere.training.collapse import CollapseGuard
 from offsphere.training.plan import Plan
 from offsphere.training.trainer import RetrieverTrainer, Telemetry
 from offsphere.training.validation import MEASURE, Validation
@@ -49,12 +50,14 @@ class Trained:
         scale: The inverse temperature at the end.
         best_step: The step of the checkpoint that was kept.
         validation: Its nDCG@10 on the dev splits, by its own similarity; None where there was none.
+        collapse: What the collapse guard had to say, if anything.
     """
 
     similarity: Similarity
     scale: float
     best_step: int
     validation: float | None
+    collapse: str | None
 
 
 def train_variant(
@@ -91,13 +94,17 @@ def train_variant(
     prompts = {column: model.prompts[side] for column, side in sides.items() if model.prompts.get(side)}
     with tempfile.TemporaryDirectory(dir=log.parent, prefix="checkpoints-") as folder:
         telemetry = Telemetry(log, loss, {"similarity": similarity.name, "seed": seed}, on_step)
+        guard = CollapseGuard(
+            plan.on_collapse,
+            say=lambda sentence: telemetry.write("collapse", trainer.state.global_step, {"sentence": sentence}),
+        )
         trainer = RetrieverTrainer(
             model=model,
             args=training_arguments(plan, seed, folder, bool(dev), loss.learned is not None, prompts),
             train_dataset=dataset,
             loss=loss,
             evaluator=Validation(dev, loss, plan.encode_batch_size) if dev else None,
-            callbacks=[telemetry],
+            callbacks=[telemetry, guard],
         )
         for noisy in (PrinterCallback, ProgressCallback):
             trainer.remove_callback(noisy)
@@ -110,6 +117,7 @@ def train_variant(
         scale=float(in_force["scale"] or scale),
         best_step=trainer.state.best_global_step or trainer.state.global_step,
         validation=None if best is None else float(best),
+        collapse=guard.collapse.sentence if guard.collapse is not None else None,
     )
 
 
