@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from offsphere import info_nce
 from offsphere.losses import KnownPositiveMask, KnownPositives, known_positive_mask
@@ -124,24 +123,32 @@ def test_rows_of_the_mask_are_the_mask():
     assert rows.masked == int(whole.sum()) > 0
 
 
-MEMORY = """
-import resource, sys, torch
-from offsphere import info_nce, Similarity
-torch.set_num_threads(1)
-queries, documents = (torch.randn(6000, 32, requires_grad=True) for _ in range(2))
-info_nce(queries[:64], documents[:64], Similarity.parse("dot"), 0.1, impl=sys.argv[1]).backward()
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-info_nce(queries, documents, Similarity.parse("dot"), 0.1, impl=sys.argv[1]).backward()
-print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
-"""
+class LargestTensor(TorchDispatchMode):
+    """How many numbers the largest tensor holds that is made inside."""
+
+    def __init__(self):
+        super().__init__()
+        self.size = 0
+
+    def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
+        made = function(*arguments, **(keywords or {}))
+        self.size = max([self.size, *(leaf.numel() for leaf in tree_leaves(made) if isinstance(leaf, torch.Tensor))])
+        return made
 
 
-def megabytes(impl: str) -> float:
-    done = subprocess.run([sys.executable, "-c", MEMORY, impl], capture_output=True, text=True, check=True)
-    return float(done.stdout)
+@pytest.mark.parametrize(("impl", "holds_it"), [("tiled", False), ("reference", True)])
+def test_whether_the_matrix_is_ever_made(impl, holds_it):
+    queries, documents, similarity, scale, _, _ = parameters(2000, 3000, 4, dtype=torch.float32)
+    keys = torch.arange(2000), torch.arange(3000)
+    with LargestTensor() as largest:
+        info_nce(queries, documents, similarity, scale, KnownPositiveMask(*keys), impl).backward()
+    assert (largest.size >= 2000 * 3000) == holds_it
+    assert largest.size >= 256 * 3000  # a tile
 
 
-def test_it_never_holds_the_matrix():
-    matrix = 6000 * 6000 * 4 / 2**20
-    assert megabytes("tiled") < 0.5 * matrix
-    assert megabytes("reference") > matrix  # the canary: it would be seen
+def test_auto_tiles_large_batches_only():
+    for batch, tiled in ((512, False), (4096, True)):
+        queries, documents, similarity, scale, _, _ = parameters(batch, batch, 2, dtype=torch.float32)
+        with LargestTensor() as largest:
+            info_nce(queries, documents, similarity, scale)
+        assert (largest.size < batch * batch) == tiled
