@@ -19,6 +19,7 @@ from offsphere.encoders import (
     limit_length,
     open_encoder,
     randomise,
+    replace_folder,
     set_dropout,
     strip_normalize,
 )
@@ -397,3 +398,34 @@ def test_the_encoder_has_dropout_of_its_own(transformer, sentences):
     with torch.no_grad():
         one, other = (transformer(transformer.preprocess(texts))["sentence_embedding"] for _ in range(2))
     assert not torch.equal(one, other)
+
+
+def folders(tmp_path):
+    fresh, folder = tmp_path / "fresh", tmp_path / "model"
+    for path, text in ((fresh, "new"), (folder, "old")):
+        path.mkdir()
+        (path / "weights").write_text(text)
+    return fresh, folder
+
+
+def test_a_folder_replaces_another_and_leaves_nothing_behind(tmp_path):
+    fresh, folder = folders(tmp_path)
+    replace_folder(fresh, folder)
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+    assert (folder / "weights").read_text() == "new"
+
+
+def test_a_replacement_that_fails_half_way_loses_neither_folder(tmp_path, monkeypatch):
+    fresh, folder = folders(tmp_path)
+    rename = type(fresh).rename
+
+    def only_the_old_one(path, target):
+        if path == fresh:
+            raise OSError("the disk is gone")
+        return rename(path, target)
+
+    monkeypatch.setattr(type(fresh), "rename", only_the_old_one)
+    with pytest.raises(OSError, match="disk"):
+        replace_folder(fresh, folder)
+    assert (fresh / "weights").read_text() == "new"
+    assert (tmp_path / ".model-old" / "weights").read_text() == "old"

@@ -254,9 +254,22 @@ def save_encoder(model: SentenceTransformer, folder: Path, similarity: Similarit
         target = Path(unfinished) / "model"
         model.save_pretrained(str(target), create_model_card=False)
         (target / "README.md").write_text(card, encoding="utf-8")
-        if folder.exists():
-            shutil.rmtree(folder)
-        target.replace(folder)
+        replace_folder(target, folder)
+
+
+def replace_folder(fresh: Path, folder: Path) -> None:
+    """Put a finished folder in the place of another; whatever ends the process, one of the two is there whole.
+
+    Args:
+        fresh: On the same file system; it is gone afterwards.
+        folder: Where it goes. What was there stays as ``.NAME-old`` if the process ends half way.
+    """
+    old = folder.with_name(f".{folder.name}-old")
+    shutil.rmtree(old, ignore_errors=True)
+    if folder.exists():
+        folder.rename(old)
+    fresh.rename(folder)
+    shutil.rmtree(old, ignore_errors=True)
 
 
 def _open_folder_or_hub(name: str, device: str | None, trust_remote_code: bool) -> SentenceTransformer:

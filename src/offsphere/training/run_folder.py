@@ -16,6 +16,7 @@ from typing import Any
 
 import yaml
 
+from offsphere.encoders import replace_folder
 from offsphere.errors import RunError
 from offsphere.evaluation.results import (
     QueryValue,
@@ -147,8 +148,7 @@ class RunFolder:
         fresh = self.path / ".model"
         shutil.rmtree(fresh, ignore_errors=True)
         shutil.copytree(self.variants / name / "model", fresh)
-        shutil.rmtree(self.path / "model", ignore_errors=True)
-        fresh.replace(self.path / "model")
+        replace_folder(fresh, self.path / "model")
 
     def _read(self, file: Path) -> Finished:
         stored = json.loads(file.read_text(encoding="utf-8"))
