@@ -11,7 +11,7 @@ help: ## show what each target does
 
 $(READY): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[encoders,dev]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[encoders,stores,dev]'
 	touch $@
 
 demo: $(READY) ## set up, then compare the five similarities on two encoders and write a report
