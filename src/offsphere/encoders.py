@@ -7,6 +7,8 @@ length counts is then the business of ``offsphere.similarity`` alone.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
 import shutil
 import tempfile
@@ -109,6 +111,28 @@ def declared_similarity(model: SentenceTransformer) -> Similarity | None:
     # The public property would answer, and store, cosine for a model that declares nothing.
     name = "cosine" if find_normalize(model) else model._similarity_fn_name
     return Similarity.parse(name) if name in FIXED else None
+
+
+def model_fingerprint(model: SentenceTransformer) -> str:
+    """A hash (32 hex digits) of all that makes an embedding of a text: modules, weights, tokenizer and length limit.
+
+    Prompts and the declared similarity are no part of it: whoever stores embeddings stores those beside it.
+    """
+    import torch
+
+    digest = hashlib.sha256()
+    for module in model:
+        settings = module.get_config_dict() if hasattr(module, "get_config_dict") else {}
+        digest.update(f"{type(module).__name__}{sorted(settings.items())}".encode())
+        for name, weights in sorted(module.state_dict().items()):
+            digest.update(f"{name}{weights.dtype}{tuple(weights.shape)}".encode())
+            digest.update(weights.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    tokenizer = json.loads(getattr(model.tokenizer, "backend_tokenizer", model.tokenizer).to_str())
+    tokenizer.pop("padding", None)  # set anew for every batch, and so is the truncation of a transformer
+    truncation = tokenizer.pop("truncation", None) or {}
+    limit = model.max_seq_length or truncation.get("max_length")
+    digest.update(json.dumps([tokenizer, limit], sort_keys=True).encode())
+    return digest.hexdigest()[:32]
 
 
 def randomise(model: SentenceTransformer, seed: int) -> None:

@@ -6,7 +6,9 @@ OffsphereError          exit 1, something went wrong while running
 ├── DataError           exit 1, a file or collection is malformed; names the file and the line
 ├── EncoderError        exit 1, an encoder cannot be opened or cannot do what was asked
 ├── TrainingError       exit 1, training stopped: loss not finite, nothing to train
-└── RunError            exit 1, a run folder is missing parts, or belongs to another configuration
+├── RunError            exit 1, a run folder is missing parts, or belongs to another configuration
+├── IndexFolderError    exit 1, an index is missing parts, or belongs to another model or similarity
+└── StoreError          exit 1, a vector database refuses, cannot hold, or would change what it is given
 """
 
 from __future__ import annotations
@@ -56,3 +58,11 @@ class TrainingError(OffsphereError):
 
 class RunError(OffsphereError):
     """A run folder lacks parts, or belongs to another configuration."""
+
+
+class IndexFolderError(OffsphereError):
+    """An index lacks parts, or belongs to another model or similarity."""
+
+
+class StoreError(OffsphereError):
+    """A vector database refuses, cannot hold, or would change what it is given."""

@@ -1,0 +1,1 @@
+"""From a model to a search engine: exact and approximate search, the index, the stores, and the proof of parity."""

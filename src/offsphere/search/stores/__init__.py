@@ -1,0 +1,1 @@
+"""Destinations of embeddings: one file a database, all with the methods of ``store.Store``."""
