@@ -141,7 +141,7 @@ def evaluate_encoder(
     model = open_encoder(source, max_length=max_length, prompts=prompts, device=device)
     declared = declared_similarity(model)
     strip_normalize(model)
-    asked = [_asked(one, declared, source) for one in similarities]
+    asked = [asked_similarity(one, declared, source) for one in similarities]
     scored_as = {similarity.name: similarity for similarity in asked}
     subject = Subject(source, "", PRETRAINED, declared or next(iter(scored_as.values())), None)
     done = progress.start(f"evaluate {source}", len(collections))
@@ -164,7 +164,7 @@ def evaluate_encoder(
     return rows
 
 
-def _asked(name: str, declared: Similarity | None, source: str) -> Similarity:
+def asked_similarity(name: str, declared: Similarity | None, source: str) -> Similarity:
     """The similarity by this name, where ``own`` and ``learnable`` are the model's."""
     if name == OWN and declared is None:
         raise UsageError(

@@ -10,16 +10,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from offsphere.errors import ConfigError, DataError, EncoderError
+from offsphere.errors import DataError, EncoderError
+from offsphere.search.exact import BLOCK_SIZE, ExactSearch
 from offsphere.similarity import Similarity
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from offsphere.data import Collection
-
-ABSENT = -(2**63)  # below every key of a document: an excluded document, or no document at all
-SCORES_AT_ONCE = 2**22  # 32 MB of float64, and a few times that for the keys
 
 
 @dataclass(frozen=True)
@@ -73,45 +69,32 @@ class Ranking:
         }
 
 
-def rank(embedded: EmbeddedCollection, similarity: Similarity, k: int = 100, *, block_size: int = 8192) -> Ranking:
+def rank(
+    embedded: EmbeddedCollection, similarity: Similarity, k: int = 100, *, block_size: int = BLOCK_SIZE
+) -> Ranking:
     """The k best documents of every query: score descending, ties by document id descending, as trec_eval orders.
 
     The collection's exclusions are taken out before the choice of the k best, so that the list is refilled. A zero
     vector scores 0; an empty text keeps whatever embedding the encoder gave it. Scores are summed in float64 and
-    rounded to float32 once, which hides the rounding of the matrix product: the ranking is the same for every block
-    size and every order of the corpus.
+    rounded to float32 once, which hides the rounding of the sums: the ranking is the same for every block size and
+    every order of the corpus.
 
     Args:
         embedded: Raw embeddings.
         similarity: What to rank under.
         k: Length of the list.
-        block_size: Documents scored at a time; changes memory and speed only.
+        block_size: Most documents scored at a time; changes memory and speed only.
 
     Raises:
         ConfigError: If k or block_size is below 1.
+        EncoderError: If scores may not fit float32.
     """
-    import torch
-
-    if k < 1 or block_size < 1:
-        raise ConfigError(f"k and block_size must be at least 1, found {k} and {block_size}")
     document_ids = list(embedded.collection.documents)
-    # In this order of the corpus a tie is won by the lower position.
     order = np.array(sorted(range(len(document_ids)), key=document_ids.__getitem__, reverse=True), dtype=np.int64)
-    excluded = excluded_pairs(embedded.collection, [document_ids[i] for i in order])
-    queries = torch.from_numpy(similarity.prepare_query(embedded.queries.astype(np.float64)))
-    best = torch.full((len(queries), k), ABSENT)
-    step = max(1, SCORES_AT_ONCE // block_size)
-    for start in range(0, len(order), block_size):
-        block = embedded.documents[order[start : start + block_size]].astype(np.float64)
-        documents = torch.from_numpy(similarity.prepare_document(block))
-        for first in range(0, len(queries), step):
-            rows = slice(first, first + step)
-            keys = _keys((queries[rows] @ documents.T).float(), start)
-            keys[_within(excluded, first, first + len(keys), start, start + len(documents))] = ABSENT
-            best[rows] = torch.cat([best[rows], keys], dim=1).topk(k, dim=1).values
-    positions, scores = _decode(best)
-    found = positions >= 0
-    return Ranking(list(embedded.collection.queries), document_ids, np.where(found, order[positions], -1), scores)
+    search = ExactSearch(embedded.documents, gamma_d=similarity.gammas[1], order=order, block_size=block_size)
+    queries = similarity.prepare_query(embedded.queries.astype(np.float64))
+    indices, scores = search.search(queries, k, excluded_pairs(embedded.collection, document_ids))
+    return Ranking(list(embedded.collection.queries), document_ids, indices, scores)
 
 
 def write_trec(ranking: Ranking, path: Path, tag: str) -> None:
@@ -180,39 +163,6 @@ def excluded_pairs(collection: Collection, ordered_ids: list[str]) -> tuple[np.n
     ]
     rows, positions = np.array(pairs, dtype=np.int64).reshape(-1, 2).T
     return rows, positions
-
-
-def _within(
-    excluded: tuple[np.ndarray, np.ndarray], first: int, last: int, start: int, stop: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """The excluded pairs inside a block, counted from its corner."""
-    rows, positions = (side[slice(*np.searchsorted(excluded[0], [first, last]))] for side in excluded)
-    inside = (positions >= start) & (positions < stop)
-    return rows[inside] - first, positions[inside] - start
-
-
-def _keys(scores: Tensor, start: int) -> Tensor:
-    """One int64 per score that sorts as (score, then lower position): a total order, so that topk has no ties."""
-    import torch
-
-    bits = (scores + 0.0).view(torch.int32)  # adding zero turns -0 into 0, with which it ties
-    positions = torch.arange(start, start + scores.shape[1])
-    return (_flip(bits).long() << 32) + (2**32 - 1 - positions)
-
-
-def _decode(keys: Tensor) -> tuple[np.ndarray, np.ndarray]:
-    """Positions and scores from keys: -1 and -inf where there is no document."""
-    import torch
-
-    absent = keys == ABSENT
-    positions = (2**32 - 1 - (keys & (2**32 - 1))).masked_fill(absent, -1)
-    scores = _flip((keys >> 32).to(torch.int32)).view(torch.float32).masked_fill(absent, -math.inf)
-    return positions.numpy(), scores.numpy()
-
-
-def _flip(bits: Tensor) -> Tensor:
-    """The bits of float32 as integers of the same order; its own inverse."""
-    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
 
 
 def _refuse_space(name: str, path: Path) -> None:
