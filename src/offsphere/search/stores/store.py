@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
 
+from offsphere.errors import StoreError
 from offsphere.similarity import Similarity
 
 
@@ -84,6 +86,38 @@ class Found:
 
     id: str
     score: float
+
+
+def checked(records: Sequence[Record], dimension: int) -> np.ndarray:
+    """(len(records), dimension) float32: the vectors of records that any destination can hold.
+
+    Raises:
+        StoreError: If an id is empty or comes twice, a vector has another shape, a number is NaN or infinite, a text
+            is no valid Unicode, or metadata are no JSON.
+    """
+    seen: set[str] = set()
+    vectors = np.empty((len(records), dimension), dtype=np.float32)
+    for row, record in enumerate(records):
+        if not record.id or record.id in seen:
+            raise StoreError(f"every document needs an id of its own, found {record.id!r} empty or twice")
+        seen.add(record.id)
+        if record.vector.shape != (dimension,):
+            raise StoreError(
+                f"document {record.id!r} has a vector of shape {record.vector.shape}, but the collection holds "
+                f"{dimension} dimensions; encode with the model that wrote it, or choose another collection"
+            )
+        vectors[row] = record.vector
+        if not (np.isfinite(vectors[row]).all() and math.isfinite(record.norm)):
+            raise StoreError(f"the embedding of document {record.id!r} is NaN or infinite in float32")
+        try:
+            metadata = json.dumps(record.metadata, ensure_ascii=False, allow_nan=False)
+            for text in (record.id, record.title, record.text, metadata):
+                text.encode()
+        except UnicodeEncodeError:
+            raise StoreError(f"document {record.id!r} holds half a surrogate pair, which no UTF-8 can store") from None
+        except (TypeError, ValueError) as error:
+            raise StoreError(f"the metadata of document {record.id!r} are no JSON: {error}") from error
+    return vectors
 
 
 class Store(Protocol):

