@@ -1,0 +1,184 @@
+"""Documents on their way to a destination, with their raw embeddings: encoded now, or from an index."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain, islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from offsphere.data.documents import Document, read_documents, read_prompts
+from offsphere.diagnosis.subject import Encoder
+from offsphere.encoders import encode, model_fingerprint
+from offsphere.errors import ConfigError, DataError, EncoderError, UsageError
+from offsphere.evaluation.evaluate import OWN, asked_similarity
+from offsphere.search.stores.store import Stamp
+from offsphere.similarity import Similarity
+
+if TYPE_CHECKING:
+    from offsphere.search.index import Index
+
+RAW = Similarity.parse("dot")
+
+
+class Batch(Protocol):
+    """Some documents with a way to their raw embeddings."""
+
+    @property
+    def documents(self) -> Sequence[Document]:
+        """In the order of the source."""
+
+    def embed(self, rows: Sequence[int]) -> np.ndarray:
+        """(len(rows), n) float32 raw embeddings of these documents."""
+
+
+class Source(Protocol):
+    """Documents to export: what prepared them, how many there are, and all of them in batches."""
+
+    stamp: Stamp
+    dimension: int
+
+    def __len__(self) -> int:
+        """Documents."""
+
+    def batches(self, size: int) -> Iterator[Batch]:
+        """Every document once, in the same order each time."""
+
+
+class EncodedDocuments:
+    """Documents of collections and files, encoded by a model when they are needed.
+
+    Everything is read once beforehand, so that a malformed line is found before anything is written.
+
+    Args:
+        encoder: Without Normalize modules.
+        data: Collection folders or files, see ``read_documents``.
+        similarity: What to prepare for; the encoder's own when None.
+        prompt: What stands before each document; the collections' or else the model's when None.
+        batch_size: Texts in one forward pass.
+
+    Raises:
+        DataError: If something is malformed, or an id comes in two sources.
+        UsageError: If the similarity is not known, or the sources ask for different prompts.
+    """
+
+    def __init__(
+        self,
+        encoder: Encoder,
+        data: Sequence[str],
+        similarity: str | None = None,
+        prompt: str | None = None,
+        batch_size: int = 64,
+    ):
+        self._model = encoder.model
+        self._data = data
+        self._batch_size = batch_size
+        self.stamp = Stamp(
+            asked_similarity(similarity or OWN, encoder.declared, encoder.source),
+            model_fingerprint(encoder.model),
+            document_prompt(encoder, data) if prompt is None else prompt,
+        )
+        self._count = _count_distinct(data)
+        self.dimension = self.embed([Document("probe", text="probe")]).shape[1]
+
+    def __len__(self) -> int:
+        return self._count
+
+    def batches(self, size: int) -> Iterator[Batch]:
+        """Every document once, in the order of the sources."""
+        documents = chain.from_iterable(map(read_documents, self._data))
+        while batch := list(islice(documents, size)):
+            yield _Encoded(batch, self)
+
+    def embed(self, documents: Sequence[Document]) -> np.ndarray:
+        """(len(documents), n) float32 raw embeddings.
+
+        Raises:
+            EncoderError: If one is NaN or infinite.
+        """
+        texts = [document.passage for document in documents]
+        embeddings = encode(self._model, texts, "document", prompt=self.stamp.prompt, batch_size=self._batch_size)
+        broken = np.flatnonzero(~np.isfinite(embeddings).all(axis=1))
+        if len(broken):
+            raise EncoderError(f"the embedding of document {documents[broken[0]].id!r} is NaN or infinite")
+        return embeddings
+
+
+class IndexedDocuments:
+    """Documents of an index with the raw embeddings that it keeps; nothing is encoded.
+
+    Args:
+        index: To be exported.
+        similarity: What to prepare for; the index's own when None.
+    """
+
+    def __init__(self, index: Index, similarity: str | None = None):
+        self._index = index
+        own = index.stamp
+        asked = asked_similarity(similarity or OWN, own.similarity, str(index.folder))
+        self.stamp = replace(own, similarity=asked)
+        self.dimension = index.manifest.dimension
+
+    def __len__(self) -> int:
+        return self._index.count()
+
+    def batches(self, size: int) -> Iterator[Batch]:
+        """Every document once, in the order of the index's table."""
+        for records in self._index.records(size, RAW):
+            documents = [Document(record.id, record.title, record.text, record.metadata) for record in records]
+            yield _Indexed(documents, np.stack([record.vector for record in records]))
+
+
+@dataclass(frozen=True)
+class _Encoded:
+    documents: Sequence[Document]
+    source: EncodedDocuments
+
+    def embed(self, rows: Sequence[int]) -> np.ndarray:
+        return self.source.embed([self.documents[row] for row in rows])
+
+
+@dataclass(frozen=True)
+class _Indexed:
+    documents: Sequence[Document]
+    raw: np.ndarray
+
+    def embed(self, rows: Sequence[int]) -> np.ndarray:
+        return self.raw[list(rows)]
+
+
+def document_prompt(encoder: Encoder, data: Iterable[str]) -> str:
+    """What stands before each document: the prompt of the collections, or else the model's.
+
+    Raises:
+        UsageError: If the collections ask for different ones.
+    """
+    own = encoder.model.prompts.get("document") or ""
+    found = {source: read_prompts(source).get("document", own) for source in data}
+    if len(set(found.values())) > 1:
+        raise UsageError(
+            f"the collections ask for different document prompts: {found}; give one with --document-prompt, or export "
+            "them to destinations of their own"
+        )
+    return next(iter(found.values()), own)
+
+
+def _count_distinct(data: Sequence[str]) -> int:
+    """Documents of all sources; every id is in one of them only."""
+    if not data:
+        raise ConfigError("give the documents to export: --data COLLECTION, or --index INDEX")
+    count = 0
+    owner: dict[str, str] = {}
+    for source in data:
+        for document in read_documents(source):
+            count += 1
+            if len(data) > 1 and (first := owner.setdefault(document.id, source)) is not source:
+                raise DataError(
+                    f"document {document.id!r} is in {first} as well; every id must be unique in a destination: export "
+                    "to one for each, or rename",
+                    Path(source),
+                )
+    return count
