@@ -15,6 +15,7 @@ from offsphere.search.stores import KINDS, open_store
         ("PgVector:postgresql://localhost/db", "did you mean pgvector?"),
         ("weaviate:http://localhost", "parquet:FILE.parquet"),
         ("some/folder", "unknown destination 'some/folder'"),
+        ("onnx:folder", "offsphere export-onnx"),
         ("", "unknown destination ''"),
         ("lancedb", "expected lancedb:FOLDER#TABLE"),
         ("lancedb:", "expected lancedb:FOLDER#TABLE"),

@@ -36,6 +36,10 @@ def open_store(target: str) -> Store:
     """
     kind, _, rest = target.partition(":")
     if kind not in KINDS:
+        if kind == "onnx":
+            raise ConfigError(
+                "a model is no collection: write its graph with `offsphere export-onnx --model M --out FOLDER`"
+            )
         near = difflib.get_close_matches(kind.lower(), KINDS, n=1)
         guess = f"did you mean {near[0]}? " if near else ""
         known = "\n".join(f"  {form}" for _, form in KINDS.values())

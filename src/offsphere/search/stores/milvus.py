@@ -75,10 +75,10 @@ class MilvusStore:
                 "the name of a file must end in .db"
             )
         # Imported here, so that a missing package is told of when the store is opened.
-        import pymilvus  # type: ignore[import-untyped]  # noqa: F401
+        import pymilvus  # noqa: F401
 
         if not served:
-            import milvus_lite  # type: ignore[import-untyped]  # noqa: F401
+            import milvus_lite  # noqa: F401
         self._location = location
         self._file = None if served else Path(location).resolve()
         self._collection = collection
@@ -238,7 +238,7 @@ class MilvusStore:
 
     def _connect(self) -> Any:
         from pymilvus import MilvusClient
-        from pymilvus.exceptions import ConnectionConfigException  # type: ignore[import-untyped]
+        from pymilvus.exceptions import ConnectionConfigException
 
         if self._file is None:
             return MilvusClient(uri=self._location, token=os.environ.get("MILVUS_TOKEN", ""))
@@ -315,7 +315,7 @@ def _literal(text: str) -> str:
 
 
 def _release(file: Path) -> None:
-    from milvus_lite.server_manager import server_manager_instance  # type: ignore[import-untyped]
+    from milvus_lite.server_manager import server_manager_instance
 
     _files[file] -= 1
     if not _files[file]:
