@@ -31,6 +31,9 @@ def export(
     document_prompt: Annotated[str | None, Flag(help="text put before each document")] = None,
     max_length: Annotated[int | None, Flag(help=about("max_length"))] = None,
     batch_size: Annotated[int, Flag(help=BATCH_SIZE)] = 64,
+    shard: Annotated[
+        str, Flag(metavar="I/N", help="only the documents of shard I of N, for N exports at the same time")
+    ] = "1/1",
     device: Annotated[str | None, Flag(help=about("device"))] = None,
     adopt: Annotated[bool, Flag("--adopt", help="write into a collection that somebody else made")] = False,
     explain: Annotated[bool, Flag("--explain", help="say what would be stored and lost, and write nothing")] = False,
@@ -48,6 +51,7 @@ def export(
     if index is not None and fixed:
         raise UsageError(f"{' and '.join(fixed)} cannot change the vectors of an index; leave out, or make a new index")
     quiet_libraries()
+    from offsphere.data.shard import Shard
     from offsphere.diagnosis.subject import open_bare
     from offsphere.evaluation.evaluate import OWN, asked_similarity
     from offsphere.search.destinations import explain as explained
@@ -55,6 +59,7 @@ def export(
     from offsphere.search.index import Index
     from offsphere.search.sources import EncodedDocuments, IndexedDocuments, Source
 
+    part = Shard.parse(shard)
     opened = open_bare(model, max_length, None, device) if model is not None else Index.open(index or Path())
     if explain:
         declared = opened.similarity if isinstance(opened, Index) else opened.declared
@@ -68,9 +73,9 @@ def export(
         return
     source: Source
     if isinstance(opened, Index):
-        source = IndexedDocuments(opened, similarity)
+        source = IndexedDocuments(opened, similarity, part)
     else:
-        source = EncodedDocuments(opened, data or [], similarity, document_prompt, batch_size)
+        source = EncodedDocuments(opened, data or [], similarity, document_prompt, batch_size, part)
     with Shown() as progress:
         rows = run_export(source, to, adopt=adopt, progress=progress)
     if as_json:

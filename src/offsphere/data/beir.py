@@ -11,16 +11,11 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from offsphere.data.collection import Collection
-from offsphere.data.jsonl import read_jsonl
+from offsphere.data.documents import CORPUS, LAYOUT, QUERIES, find_file, parse_queries, read_documents, required_file
 from offsphere.data.qrels import read_qrels
-from offsphere.data.records import read_id, read_text
 from offsphere.data.settings import FILE as SETTINGS_FILE
 from offsphere.data.settings import read_settings
 from offsphere.errors import DataError
-
-CORPUS = "corpus.jsonl"
-QUERIES = "queries.jsonl"
-LAYOUT = "a collection is a folder with corpus.jsonl, queries.jsonl and qrels/SPLIT.tsv (each may end in .gz)"
 
 Qrels = dict[str, dict[str, int]]
 
@@ -42,8 +37,8 @@ def load_collection(source: str | Path, split: str = "test", *, strict: bool = F
     folder = Path(source).expanduser()
     qrels_file = _qrels_file(folder, split)
     settings = read_settings(folder)
-    documents = _read_texts(_required(folder, CORPUS), titled=True)
-    texts = _read_texts(_required(folder, QUERIES), titled=False)
+    documents = {document.id: document.passage for document in read_documents(folder)}
+    texts = {query.id: query.text for query in parse_queries(required_file(folder, QUERIES))}
     judgements = read_qrels(qrels_file)
 
     notes = [
@@ -82,49 +77,21 @@ def available_splits(source: str | Path) -> list[str]:
 
 def is_collection(folder: Path) -> bool:
     """Whether a folder has the corpus of a collection."""
-    return _find(folder, CORPUS) is not None
+    return find_file(folder, CORPUS) is not None
 
 
 def _is_qrels(file: Path) -> bool:
     return file.name.endswith((".tsv", ".tsv.gz")) and not file.name.startswith(".")
 
 
-def _find(folder: Path, name: str) -> Path | None:
-    candidates = (folder / name, folder / f"{name}.gz")
-    return next((file for file in candidates if file.is_file()), None)
-
-
-def _required(folder: Path, name: str) -> Path:
-    if not folder.is_dir():
-        raise DataError(f"not a folder; {LAYOUT}", folder)
-    file = _find(folder, name)
-    if file is None:
-        raise DataError(f"{name} is missing; {LAYOUT}", folder)
-    return file
-
-
 def _qrels_file(folder: Path, split: str) -> Path:
-    _required(folder, CORPUS)
+    required_file(folder, CORPUS)
     splits = available_splits(folder)
     if not splits:
         raise DataError(f"no judgements in {folder / 'qrels'}; {LAYOUT}", folder)
     if split not in splits:
         raise DataError(f"no split {split!r}; this collection has {', '.join(splits)}", folder)
-    return _required(folder, f"qrels/{split}.tsv")
-
-
-def _read_texts(path: Path, *, titled: bool) -> dict[str, str]:
-    texts: dict[str, str] = {}
-    for line, record in read_jsonl(path):
-        identifier = read_id(record, "_id", path, line)
-        if identifier in texts:
-            raise DataError(f"the _id {identifier!r} occurs twice; every id must be unique", path, line)
-        text = read_text(record, "text", path, line)
-        title = read_text(record, "title", path, line) if titled and "title" in record else ""
-        texts[identifier] = f"{title} {text}".strip()
-    if not texts:
-        raise DataError("the file is empty; expected one JSON object a line", path)
-    return texts
+    return required_file(folder, f"qrels/{split}.tsv")
 
 
 def _dangling(kind: str, judged: Iterable[str], texts: dict[str, str], qrels_file: Path, strict: bool) -> list[str]:

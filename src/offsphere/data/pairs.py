@@ -14,20 +14,15 @@ import numpy as np
 
 from offsphere.data.beir import LAYOUT, is_collection, load_collection
 from offsphere.data.collection import Collection
-from offsphere.data.delimited import read_csv
 from offsphere.data.fingerprint import digest, text_id
 from offsphere.data.huggingface import is_saved_dataset, read_hub, read_saved
-from offsphere.data.jsonl import read_jsonl
-from offsphere.data.parquet import read_parquet
 from offsphere.data.records import read_id, read_text
+from offsphere.data.rows import FILES, Row, file_rows
 from offsphere.errors import ConfigError, DataError
 
-FILES = (".jsonl", ".csv", ".tsv", ".parquet")
 QUERY_NAMES = ("query", "anchor")
 COLUMNS = "query (or anchor), positive, and as many of negative, negative_1, negative_2, ... as there are"
 _NEGATIVE = re.compile(r"negative(?:_([0-9]+))?")
-
-Row = tuple[int, Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -202,24 +197,6 @@ def load_pairs(source: str | Path, split: str = "train") -> TrainingPairs:
     if path.is_file() or form.endswith(FILES):
         return _from_rows(form.rsplit(".", 1)[0], file_rows(path), path)
     return _from_rows(str(source), read_hub(str(source), split), str(source))
-
-
-def file_rows(path: Path) -> Iterator[Row]:
-    """The numbered rows of a .jsonl, .csv, .tsv or .parquet file.
-
-    Raises:
-        DataError: If there is no such file, its name ends in something else, or it is malformed.
-    """
-    if not path.is_file():
-        raise DataError("no such file", path)
-    form = path.name.removesuffix(".gz")
-    if form.endswith(".jsonl"):
-        return read_jsonl(path)
-    if form.endswith((".csv", ".tsv")):
-        return read_csv(path, "," if form.endswith(".csv") else "\t")
-    if path.name.endswith(".parquet"):
-        return read_parquet(path)
-    raise DataError(f"expected a file that ends in {', '.join(FILES)} (the text ones also with .gz)", path)
 
 
 def _from_collection(collection: Collection) -> TrainingPairs:

@@ -10,8 +10,8 @@ from typing import Any
 from offsphere.data import Collection, available_splits, load_collection, load_pairs
 from offsphere.data.beir import is_collection
 from offsphere.data.fingerprint import text_id
-from offsphere.data.pairs import FILES, file_rows
 from offsphere.data.records import read_text
+from offsphere.data.rows import FILES, file_rows
 from offsphere.diagnosis.symmetry import detect_task, is_symmetric
 from offsphere.errors import DataError
 

@@ -105,10 +105,8 @@ class _Upload:
         self.written = self.read = 0
         self.error = 0.0
         self.ours = True
-        if store.exists():
+        if store.exists() or not _create(store, source):
             self.ours = _check_existing(target, store, source, adopt, progress)
-        else:
-            store.create(source.dimension, source.stamp)
 
     def missing(self, documents: Sequence[Document]) -> set[int]:
         """The rows that are not stored as they are. Without a stamp nobody knows what a stored vector is of."""
@@ -181,6 +179,17 @@ def _write(batch: Batch, uploads: Sequence[_Upload], stamp: Stamp, sample: Seque
             upload.write([records[place] for place in places], raw[places])
         if sampled:
             upload.read_back([records[place].id for place in sampled], raw[sampled])
+
+
+def _create(store: Store, source: Source) -> bool:
+    """Whether this process made the collection; False where another one made it at the same moment."""
+    try:
+        store.create(source.dimension, source.stamp)
+    except StoreError:
+        if not store.exists() or store.stamp() is None:
+            raise
+        return False
+    return True
 
 
 def _check_existing(target: str, store: Store, source: Source, adopt: bool, progress: Progress) -> bool:

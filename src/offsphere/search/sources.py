@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from offsphere.data.documents import Document, read_documents, read_prompts
+from offsphere.data.shard import WHOLE, Shard
 from offsphere.diagnosis.subject import Encoder
 from offsphere.encoders import encode, model_fingerprint
 from offsphere.errors import ConfigError, DataError, EncoderError, UsageError
@@ -51,7 +52,8 @@ class Source(Protocol):
 class EncodedDocuments:
     """Documents of collections and files, encoded by a model when they are needed.
 
-    Everything is read once beforehand, so that a malformed line is found before anything is written.
+    Everything is read once beforehand, the whole of it for one shard as well, so that a malformed line is found before
+    anything is written.
 
     Args:
         encoder: Without Normalize modules.
@@ -59,6 +61,7 @@ class EncodedDocuments:
         similarity: What to prepare for; the encoder's own when None.
         prompt: What stands before each document; the collections' or else the model's when None.
         batch_size: Texts in one forward pass.
+        shard: Which of the documents; all of them by default.
 
     Raises:
         DataError: If something is malformed, or an id comes in two sources.
@@ -72,16 +75,18 @@ class EncodedDocuments:
         similarity: str | None = None,
         prompt: str | None = None,
         batch_size: int = 64,
+        shard: Shard = WHOLE,
     ):
         self._model = encoder.model
         self._data = data
         self._batch_size = batch_size
+        self._shard = shard
         self.stamp = Stamp(
             asked_similarity(similarity or OWN, encoder.declared, encoder.source),
             model_fingerprint(encoder.model),
             document_prompt(encoder, data) if prompt is None else prompt,
         )
-        self._count = _count_distinct(data)
+        self._count = _count_distinct(data, shard)
         self.dimension = self.embed([Document("probe", text="probe")]).shape[1]
 
     def __len__(self) -> int:
@@ -89,7 +94,8 @@ class EncodedDocuments:
 
     def batches(self, size: int) -> Iterator[Batch]:
         """Every document once, in the order of the sources."""
-        documents = chain.from_iterable(map(read_documents, self._data))
+        read = chain.from_iterable(map(read_documents, self._data))
+        documents = (document for document in read if self._shard.holds(document.id))
         while batch := list(islice(documents, size)):
             yield _Encoded(batch, self)
 
@@ -113,21 +119,26 @@ class IndexedDocuments:
     Args:
         index: To be exported.
         similarity: What to prepare for; the index's own when None.
+        shard: Which of the documents; all of them by default.
     """
 
-    def __init__(self, index: Index, similarity: str | None = None):
+    def __init__(self, index: Index, similarity: str | None = None, shard: Shard = WHOLE):
         self._index = index
+        self._shard = shard
         own = index.stamp
         asked = asked_similarity(similarity or OWN, own.similarity, str(index.folder))
         self.stamp = replace(own, similarity=asked)
         self.dimension = index.manifest.dimension
 
     def __len__(self) -> int:
-        return self._index.count()
+        return sum(map(self._shard.holds, self._index.ids)) if self._shard.count > 1 else self._index.count()
 
     def batches(self, size: int) -> Iterator[Batch]:
         """Every document once, in the order of the index's table."""
-        for records in self._index.records(size, RAW):
+        for batch in self._index.records(size, RAW):
+            records = [record for record in batch if self._shard.holds(record.id)]
+            if not records:
+                continue
             documents = [Document(record.id, record.title, record.text, record.metadata) for record in records]
             yield _Indexed(documents, np.stack([record.vector for record in records]))
 
@@ -166,15 +177,15 @@ def document_prompt(encoder: Encoder, data: Iterable[str]) -> str:
     return next(iter(found.values()), own)
 
 
-def _count_distinct(data: Sequence[str]) -> int:
-    """Documents of all sources; every id is in one of them only."""
+def _count_distinct(data: Sequence[str], shard: Shard) -> int:
+    """Documents of the shard; every id is in one of the sources only."""
     if not data:
         raise ConfigError("give the documents to export: --data COLLECTION, or --index INDEX")
     count = 0
     owner: dict[str, str] = {}
     for source in data:
         for document in read_documents(source):
-            count += 1
+            count += shard.holds(document.id)
             if len(data) > 1 and (first := owner.setdefault(document.id, source)) is not source:
                 raise DataError(
                     f"document {document.id!r} is in {first} as well; every id must be unique in a destination: export "
