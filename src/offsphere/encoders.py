@@ -173,20 +173,23 @@ def encode(
         batch_size: Texts in one forward pass.
         progress: Show a progress bar.
     """
+    from offsphere.packed import packed_input
+
     filled = [position for position, text in enumerate(texts) if text.strip()]
     dimension = model.get_embedding_dimension()
     embeddings = np.zeros((len(texts), dimension or 0), np.float32)
     if filled:
         encode_side = model.encode_query if side == "query" else model.encode_document
         raw = {"raw": True} if "raw" in model.get_model_kwargs() else {}
-        encoded = encode_side(
-            [texts[position] for position in filled],
-            prompt=prompt,
-            batch_size=batch_size,
-            show_progress_bar=progress,
-            convert_to_numpy=True,
-            **raw,
-        )
+        with packed_input(model):
+            encoded = encode_side(
+                [texts[position] for position in filled],
+                prompt=prompt,
+                batch_size=batch_size,
+                show_progress_bar=progress,
+                convert_to_numpy=True,
+                **raw,
+            )
         if embeddings.shape[1] != encoded.shape[1]:
             embeddings = np.zeros((len(texts), encoded.shape[1]), np.float32)
         embeddings[filled] = encoded

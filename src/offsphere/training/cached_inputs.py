@@ -152,6 +152,7 @@ class FrozenTrunk(InputModule):
     def __init__(self, transformer: Transformer, layers: int, folder: Path | None = None):
         super().__init__()
         self.transformer = transformer
+        self.layers = layers
         whole = transformer.auto_model
         owner, attribute = _find_layers(whole)
         stack = getattr(owner, attribute)

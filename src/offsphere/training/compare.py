@@ -28,6 +28,7 @@ from offsphere.evaluation.ranking import EmbeddedCollection, rank, write_trec
 from offsphere.evaluation.results import PRETRAINED, write_query_values, write_results
 from offsphere.losses import ALPHA, resolve_scale
 from offsphere.modules import LearnedSimilarity, learned_similarity
+from offsphere.packed import packed_input
 from offsphere.progress import Progress, Silent
 from offsphere.similarity import FIXED, LEARNABLE, Similarity, norms
 from offsphere.training.batches import training_dataset
@@ -92,7 +93,8 @@ class _Run:
         self._announce()
         missing = [variant for variant in self.variants if self.folder.find(variant.name) is None]
         if missing or self._lacks_reference():
-            with cached_input(self.model, self.config.freeze_layers, self.folder.path):
+            with cached_input(self.model, self.config.freeze_layers, self.folder.path), packed_input(self.model) as how:
+                self.progress.say(f"computes       {how}")
                 self._run_variants(missing)
         return self._conclude()
 
