@@ -189,7 +189,7 @@ def load_pairs(source: str | Path, split: str = "train") -> TrainingPairs:
     path = Path(source).expanduser()
     if path.is_dir():
         if is_collection(path):
-            return _from_collection(load_collection(path, split))
+            return pairs_of(load_collection(path, split))
         if is_saved_dataset(path):
             return _from_rows(path.resolve().name, read_saved(path, split), path)
         raise DataError(f"no training pairs in this folder; {LAYOUT}, or what Dataset.save_to_disk wrote", path)
@@ -199,7 +199,12 @@ def load_pairs(source: str | Path, split: str = "train") -> TrainingPairs:
     return _from_rows(str(source), read_hub(str(source), split), str(source))
 
 
-def _from_collection(collection: Collection) -> TrainingPairs:
+def pairs_of(collection: Collection) -> TrainingPairs:
+    """A pair for every positive judgement of a collection; its ids are those of the collection after ``NAME/``.
+
+    Raises:
+        DataError: If every pair has an empty text.
+    """
     prefix = f"{collection.name}/"
     judged = [(q, d) for q, grades in collection.qrels.items() for d, grade in grades.items() if grade > 0]
     pairs = [(q, d) for q, d in judged if collection.queries[q] and collection.documents[d]]

@@ -337,8 +337,8 @@ def _check_output(out: Path, inputs: Sequence[str]) -> None:
         raise ConfigError("train is missing; give --train COLLECTION, or a file of pairs")
     for one in inputs:
         path = Path(one).expanduser()
-        if path.exists() and path.resolve() == out.resolve():
-            raise UsageError(f"--out {out} is also an input, and would be overwritten; give another name")
+        if path.exists() and path.resolve() in (out.resolve(), *out.resolve().parents):
+            raise UsageError(f"--out {out} is an input, or lies in the folder of one, {one}; give another name")
     if out.is_dir():
         raise UsageError(f"--out {out} is a folder; expected the name of a file")
 
@@ -380,7 +380,7 @@ def _described(model: SentenceTransformer, source: Source) -> dict[str, Any]:
 
 def _nothing(rule: Rule, tally: Tally) -> str:
     why = ", ".join(f"{count:,} {reason}" for reason, count in tally.skipped.items() if count) or "none"
-    needed = "a negative" if rule.keep_short else f"{rule.negatives} negatives"
+    needed = "a negative" if rule.keep_short or rule.negatives == 1 else f"{rule.negatives} negatives"
     return (
         f"nothing to write: none of {tally.pairs:,} pairs has {needed} left in the ranks {rule.first}-{rule.last} "
         f"(documents skipped: {why}); widen --range, lower the margins, or ask for fewer --negatives with --keep-short"
