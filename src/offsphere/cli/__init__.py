@@ -4,7 +4,17 @@ from __future__ import annotations
 
 import sys
 
-from offsphere.cli import compare, diagnose, evaluate, export, index, onnx, serve  # noqa: F401  (each adds its commands)
+from offsphere.cli import (  # noqa: F401  (each adds its commands)
+    compare,
+    diagnose,
+    evaluate,
+    export,
+    index,
+    mine,
+    onnx,
+    runs,
+    serve,
+)
 from offsphere.cli.app import app, err
 from offsphere.cli.lists import spread_lists
 from offsphere.errors import OffsphereError

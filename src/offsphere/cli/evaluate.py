@@ -13,7 +13,7 @@ from offsphere.cli.app import Flag, Shown, about, app, by_side, out, print_json,
 )
 def evaluate(
     model: Annotated[str, Flag(help=about("model"))],
-    data: Annotated[list[str], Flag(help="collections to evaluate on")],
+    data: Annotated[list[str], Flag(help="collections to evaluate on, or scored sentence pairs such as datasets/stsb")],
     similarity: Annotated[list[str] | None, Flag(help="what to rank under: own, or any similarity")] = None,
     split: Annotated[str, Flag(help="split of the judgements")] = "test",
     measures: Annotated[str, Flag(help="measures, as ir-measures names them")] = "nDCG@10,R@100,RR@10",
@@ -25,7 +25,11 @@ def evaluate(
     out_folder: Annotated[Path | None, Flag("--out", help="folder for results.csv and run files")] = None,
     as_json: Annotated[bool, Flag("--json", help="print the results as JSON")] = False,
 ) -> None:
-    """Rank collections with a model as it is, under its own similarity or any other."""
+    """Rank collections with a model as it is, under its own similarity or any other.
+
+    Scored sentence pairs (sentence1, sentence2, score) give the correlation of the model's scores with them, for the
+    sentences in this order and, as Spearman(b,a) and Pearson(b,a), in the other one.
+    """
     quiet_libraries()
     from offsphere.evaluation.evaluate import evaluate_encoder
 

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-LISTS = ("--train", "--eval", "--data", "--similarities", "--similarity", "--seeds", "--to")
+LISTS = ("--train", "--eval", "--data", "--similarities", "--similarity", "--seeds", "--to", "--category")
 """Flags that take several values: ``--train A B``, ``--train A --train B`` and, for short ones, ``--seeds 0,1``."""
 
-DELETE = "--delete"
+LISTS_BESIDE_ARGUMENTS = ("--delete", "--shards")
 WITH_ARGUMENTS = ("index", "search", "verify", "verify-endpoint", "serve")
 """Commands with arguments that have no flag. There a flag takes one value, so that an argument can follow it; only
-``--delete A B`` takes several."""
+``--delete A B`` and ``--shards A B`` take several."""
 
 
 def spread_lists(arguments: list[str]) -> list[str]:
     """``--train A B`` as ``--train A --train B``, and ``--seeds 0,1`` as two seeds."""
-    lists = (DELETE,) if arguments[:1] and arguments[0] in WITH_ARGUMENTS else LISTS
+    lists = LISTS_BESIDE_ARGUMENTS if arguments[:1] and arguments[0] in WITH_ARGUMENTS else LISTS
     spread: list[str] = []
     flag: str | None = None
     for argument in arguments:

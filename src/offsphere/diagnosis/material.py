@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from offsphere.data import Collection, available_splits, load_collection, load_pairs
 from offsphere.data.beir import is_collection
 from offsphere.data.fingerprint import text_id
-from offsphere.data.records import read_text
-from offsphere.data.rows import FILES, file_rows
+from offsphere.data.scored_pairs import SPLITS, ScoredPairs, load_scored_pairs
 from offsphere.diagnosis.symmetry import detect_task, is_symmetric
-from offsphere.errors import DataError
 
-SPLITS = ("train", "dev", "test")
 SAME = 0.8
 """Scored pairs at or above this share of the highest score count as saying the same (STS-B: 4 of 5)."""
 
@@ -67,8 +63,8 @@ def load_material(
     if path.is_dir() and is_collection(path):
         collection = load_collection(source, split or _first_split(available_splits(source)), strict=strict)
         collection = collection.without_prompts(prompts)
-    elif scored := _scored_pairs(path, split):
-        return Material(scored, task or "sts", "declared" if task else "it has sentence1 and sentence2")
+    elif scored := load_scored_pairs(path, split):
+        return Material(_collection_of(scored), task or "sts", "declared" if task else "it has sentence1 and sentence2")
     else:
         collection = load_pairs(source, split or "train").as_collection(split or "train")
     if task is not None:
@@ -80,38 +76,15 @@ def _first_split(available: list[str]) -> str:
     return next((split for split in (*SPLITS, *available) if split in available), "test")
 
 
-def _scored_pairs(path: Path, split: str | None) -> Collection | None:
-    """The collection that a file of scored pairs makes; None where it is something else."""
-    if path.is_dir():
-        names = [f"{name}.jsonl{end}" for name in ((split,) if split else SPLITS) for end in ("", ".gz")]
-        path = next((path / name for name in names if (path / name).is_file()), path)
-    form = path.name.removesuffix(".gz")
-    if not path.is_file() or not form.endswith(FILES):
-        return None
-    rows = file_rows(path)
-    first = next(rows, None)
-    if first is None or not {"sentence1", "sentence2"} <= first[1].keys():
-        return None
-    return _collection_of([first, *rows], path, form.rsplit(".", 1)[0])
-
-
-def _collection_of(rows: list[tuple[int, Mapping[str, Any]]], path: Path, split: str) -> Collection:
-    scores = [_score(row, path, line) for line, row in rows]
+def _collection_of(pairs: ScoredPairs) -> Collection:
+    scores = pairs.scores or [1.0] * len(pairs)
     highest = max(scores)
     queries: dict[str, str] = {}
     documents: dict[str, str] = {}
     qrels: dict[str, dict[str, int]] = {}
-    for (line, row), score in zip(rows, scores, strict=True):
-        first, second = (read_text(row, column, path, line) for column in ("sentence1", "sentence2"))
+    for first, second, score in zip(pairs.first, pairs.second, scores, strict=True):
         documents[text_id(second)] = second
         if score >= SAME * highest:
             queries[text_id(first)] = first
             qrels.setdefault(text_id(first), {})[text_id(second)] = 1
-    return Collection(path.resolve().parent.name, split, documents, queries, qrels, path=path)
-
-
-def _score(row: Mapping[str, Any], path: Path, line: int) -> float:
-    try:
-        return float(row.get("score", 1.0))
-    except (TypeError, ValueError):
-        raise DataError(f"score must be a number, found {row['score']!r}", path, line) from None
+    return Collection(pairs.name, pairs.split, documents, queries, qrels, path=pairs.path)

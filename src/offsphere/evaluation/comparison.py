@@ -11,7 +11,13 @@ import numpy as np
 
 from offsphere.errors import RunError
 from offsphere.evaluation.results import PRETRAINED, QueryValue
-from offsphere.evaluation.significance import bootstrap_difference, holm, paired_randomisation, paired_t
+from offsphere.evaluation.significance import (
+    bootstrap_difference,
+    holm,
+    macro_weighted,
+    paired_randomisation,
+    paired_t,
+)
 
 COSINE = "cosine"
 SIGNIFICANT = 0.05
@@ -233,7 +239,8 @@ def _against_cosine(
     if n_seeds > 1:
         p = paired_t(others, cosine)
     else:
-        p = paired_randomisation(_weighted(others), _weighted(cosine), seed=seed)
+        only = [macro_weighted([array[..., 0, :] for array in side]) for side in (others, cosine)]
+        p = paired_randomisation(*only, seed=seed)
     return [
         Difference(
             similarity=candidate,
@@ -250,11 +257,6 @@ def _against_cosine(
         )
         for i, candidate in enumerate(candidates)
     ]
-
-
-def _weighted(arrays: list[np.ndarray]) -> np.ndarray:
-    """(..., all queries) of the only seed, each dataset with the same total weight."""
-    return np.concatenate([array[..., 0, :] / array.shape[-1] for array in arrays], axis=-1)
 
 
 def _corrected(differences: list[Difference]) -> list[Difference]:

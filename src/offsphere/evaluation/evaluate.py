@@ -1,4 +1,4 @@
-"""A model on collections: rows for ``results.csv``, values per query, and what its lengths look like."""
+"""A model on collections and sentence pairs: rows for ``results.csv``, values per query, and its lengths."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from statistics import fmean
 from typing import Any
 
 from offsphere.data import load_collection
+from offsphere.data.scored_pairs import ScoredPairs, load_scored_pairs
 from offsphere.encoders import declared_similarity, open_encoder, strip_normalize
 from offsphere.errors import UsageError
 from offsphere.evaluation.cross_table import score_under
@@ -17,6 +18,7 @@ from offsphere.evaluation.measures import MEASURES, parse_measures
 from offsphere.evaluation.norms import norm_record
 from offsphere.evaluation.ranking import EmbeddedCollection, rank, write_trec
 from offsphere.evaluation.results import PRETRAINED, QueryValue, Result, write_query_values, write_results
+from offsphere.evaluation.sts import embed_pairs, evaluate_pairs
 from offsphere.progress import Progress, Silent
 from offsphere.similarity import LEARNABLE, Similarity
 
@@ -38,6 +40,32 @@ class Subject:
     trained_as: str
     similarity: Similarity
     seed: int | None
+
+    def result(self, scored_as: str, dataset: str, split: str, measure: str, value: float, number: int) -> Result:
+        """A row of ``results.csv`` on this subject; the arguments are the columns of these names.
+
+        Args:
+            scored_as: The similarity that ranked.
+            dataset: What was evaluated on.
+            split: The part of it.
+            measure: What was measured.
+            value: The outcome.
+            number: How many queries, or sentence pairs, it covers.
+        """
+        return Result(
+            model=self.model,
+            training_data=self.training_data,
+            similarity=self.trained_as,
+            gamma_q=self.similarity.gammas[0],
+            gamma_d=self.similarity.gammas[1],
+            scored_as=scored_as,
+            seed=self.seed,
+            dataset=dataset,
+            split=split,
+            measure=measure,
+            value=value,
+            n_queries=number,
+        )
 
 
 @dataclass(frozen=True)
@@ -72,22 +100,8 @@ def evaluate(
     collection = embedded.collection
     own = subject.similarity.name
     values = score_under(embedded, {**scored_as, own: subject.similarity}, measures).values
-    gamma_q, gamma_d = subject.similarity.gammas
     results = [
-        Result(
-            model=subject.model,
-            training_data=subject.training_data,
-            similarity=subject.trained_as,
-            gamma_q=gamma_q,
-            gamma_d=gamma_d,
-            scored_as=name,
-            seed=subject.seed,
-            dataset=collection.name,
-            split=collection.split,
-            measure=measure,
-            value=fmean(per_query.values()),
-            n_queries=len(per_query),
-        )
+        subject.result(name, collection.name, collection.split, measure, fmean(per_query.values()), len(per_query))
         for name, by_measure in values.items()
         for measure, per_query in by_measure.items()
     ]
@@ -120,10 +134,10 @@ def evaluate_encoder(
 
     Args:
         source: The encoder (see ``open_encoder``).
-        data: Collections.
+        data: Collections, and files or folders of scored sentence pairs (see ``evaluation.sts``).
         similarities: ``own`` for the one that the model declares, or any similarity.
         split: Of the judgements.
-        measures: Names that ir-measures knows.
+        measures: Names that ir-measures knows; scored sentence pairs have their own.
         max_length: Tokens kept of each text.
         prompts: By side, in place of the model's own and of the collections'.
         device: Where to encode.
@@ -137,28 +151,34 @@ def evaluate_encoder(
     """
     progress = progress or Silent()
     parse_measures(measures)
-    collections = [load_collection(one, split, strict=strict).without_prompts(prompts or ()) for one in data]
+    materials = [load_scored_pairs(one, split) or load_collection(one, split, strict=strict) for one in data]
     model = open_encoder(source, max_length=max_length, prompts=prompts, device=device)
     declared = declared_similarity(model)
     strip_normalize(model)
     asked = [asked_similarity(one, declared, source) for one in similarities]
     scored_as = {similarity.name: similarity for similarity in asked}
     subject = Subject(source, "", PRETRAINED, declared or next(iter(scored_as.values())), None)
-    done = progress.start(f"evaluate {source}", len(collections))
-    evaluations = []
-    for number, collection in enumerate(collections, 1):
+    done = progress.start(f"evaluate {source}", len(materials))
+    evaluations, rows = [], []
+    for number, material in enumerate(materials, 1):
+        if isinstance(material, ScoredPairs):
+            rows += evaluate_pairs(embed_pairs(model, material), subject, scored_as)
+            done(number)
+            continue
+        collection = material.without_prompts(prompts or ())
         for note in collection.notes:
             progress.say(f"note: {collection.name}: {note}")
         embedded = embed(model, collection)
         evaluations.append(evaluate(embedded, subject, scored_as, measures))
+        rows += [row for row in evaluations[-1].results if row.scored_as in scored_as]
         if out is not None:
             (out / "runs").mkdir(parents=True, exist_ok=True)
             for name, similarity in scored_as.items():
                 tag = f"{name}-{collection.name}"
                 write_trec(rank(embedded, similarity), out / "runs" / f"{tag}.trec", tag)
         done(number)
-    rows = [row for one in evaluations for row in one.results if row.scored_as in scored_as]
     if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
         write_results(out / "results.csv", rows)
         write_query_values(out / "per_query.parquet", [row for one in evaluations for row in one.query_values])
     return rows

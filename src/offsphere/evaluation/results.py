@@ -32,9 +32,10 @@ class Result:
         seed: The seed of the training; None where there was none.
         dataset: The name of the collection.
         split: The split of its judgements.
-        measure: The measure as ir-measures prints it, such as ``nDCG@10``.
-        value: The mean, a fraction from 0 to 1.
-        n_queries: How many queries the mean covers.
+        measure: The measure as ir-measures prints it, such as ``nDCG@10``; on scored sentence pairs ``Spearman`` or
+            ``Pearson``, and with ``(b,a)`` behind it where the second sentence was the query.
+        value: The mean, a fraction from 0 to 1; a correlation from -1 to 1.
+        n_queries: How many queries the mean covers, or sentence pairs the correlation.
     """
 
     model: str

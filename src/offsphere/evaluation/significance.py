@@ -14,8 +14,8 @@ def paired_randomisation(a: np.ndarray, b: np.ndarray, *, resamples: int = 10_00
     """Two-sided p-value that swapping a and b within queries moves their mean difference as far as observed.
 
     Exact up to 13 queries; beyond, the signs of the differences are drawn ``resamples`` times and both counts get
-    one added, so that p is never 0 (Phipson and Smyth 2010). For a mean of means, divide every query's values by
-    the number of queries of its dataset first: only the ratio of weights matters.
+    one added, so that p is never 0 (Phipson and Smyth 2010). For a mean of dataset means, give what
+    ``macro_weighted`` makes of both: only the ratio of weights matters.
 
     Args:
         a: (..., n) values, one per query.
@@ -36,6 +36,15 @@ def paired_randomisation(a: np.ndarray, b: np.ndarray, *, resamples: int = 10_00
     sizes = [min(block, resamples - start) for start in range(0, resamples, block)]
     extreme = np.sum([_as_extreme(differences, _coins(rng, size, n)) for size in sizes], axis=0)
     return (extreme + 1) / (resamples + 1)
+
+
+def macro_weighted(arrays: Sequence[np.ndarray]) -> np.ndarray:
+    """(..., all queries) with the same total weight for each dataset, as a mean of dataset means gives them.
+
+    Args:
+        arrays: Per dataset (..., queries).
+    """
+    return np.concatenate([array / array.shape[-1] for array in arrays], axis=-1)
 
 
 def paired_t(variant: Sequence[np.ndarray], baseline: Sequence[np.ndarray]) -> np.ndarray:

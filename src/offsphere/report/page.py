@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
@@ -15,6 +15,9 @@ from offsphere.evaluation.comparison import Difference
 from offsphere.evaluation.results import write_results
 from offsphere.report import figures, summary
 from offsphere.report.run import RunRecord, read_run
+
+if TYPE_CHECKING:
+    from jinja2 import Template
 
 
 @dataclass(frozen=True)
@@ -54,6 +57,12 @@ def render_report(records: Sequence[RunRecord]) -> str:
     Args:
         records: One for each encoder, in the order of the page.
     """
+    page = template("page.html.jinja")
+    return page.render(sections=[_section(record, f"run-{i}") for i, record in enumerate(records, start=1)])
+
+
+def template(name: str) -> Template:
+    """A page of this folder by its file name, which escapes every text that it is given."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     environment = Environment(
@@ -64,8 +73,7 @@ def render_report(records: Sequence[RunRecord]) -> str:
         lstrip_blocks=True,
     )
     environment.filters |= {"signed": summary.signed, "p_value": summary.p_value, "count": summary.count}
-    template = environment.get_template("page.html.jinja")
-    return template.render(sections=[_section(record, f"run-{i}") for i, record in enumerate(records, start=1)])
+    return environment.get_template(name)
 
 
 def _section(record: RunRecord, name: str) -> dict[str, Any]:

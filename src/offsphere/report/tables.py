@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from offsphere.evaluation.results import Result
+from offsphere.evaluation.sts import SWAPPED
 from offsphere.report.run import RunRecord
 from offsphere.report.summary import Cell, Column, cross_rows, domain_columns, score_rows, surprise
 
@@ -44,17 +45,24 @@ def print_comparison(console: Console, *records: RunRecord) -> None:
 
 
 def print_results(console: Console, rows: Sequence[Result]) -> None:
-    """Print one model's measures: a row a dataset and ranking, a column a measure, in points."""
-    measures = list(dict.fromkeys(row.measure for row in rows))
-    values = {(row.dataset, row.scored_as, row.measure): row for row in rows}
-    table = new_table(f"{rows[0].model}, × 100", "dataset")
-    for name in ("queries", "scored as", *measures):
-        table.add_column(plain(name), justify="left" if name == "scored as" else "right")
-    for dataset, scored_as in dict.fromkeys((row.dataset, row.scored_as) for row in rows):
-        found = [values[dataset, scored_as, measure] for measure in measures]
-        points = (f"{100 * row.value:.1f}" for row in found)
-        table.add_row(plain(dataset), f"{found[0].n_queries:,}", plain(scored_as), *points)
-    console.print(table)
+    """Print one model's measures in points: a row a dataset and ranking, a column a measure.
+
+    Datasets with other measures, such as scored sentence pairs, get a table of their own.
+    """
+    found: dict[tuple[str, str, str], list[Result]] = {}
+    for row in rows:
+        found.setdefault((row.dataset, row.split, row.scored_as), []).append(row)
+    for measures in dict.fromkeys(tuple(row.measure for row in group) for group in found.values()):
+        table = new_table(f"{rows[0].model}, × 100", "dataset")
+        number = "queries" if SWAPPED not in measures[-1] else "pairs"
+        for name in (number, "scored as", *measures):
+            header = plain(name.replace(SWAPPED, f"\n{SWAPPED}"))
+            table.add_column(header, justify="left" if name == "scored as" else "right")
+        for (dataset, _, scored_as), group in found.items():
+            if tuple(row.measure for row in group) == measures:
+                points = (f"{100 * row.value:.1f}" for row in group)
+                table.add_row(plain(dataset), f"{group[0].n_queries:,}", plain(scored_as), *points)
+        console.print(table)
 
 
 def _that_fit(columns: list[Column], width: int) -> list[list[Column]]:
@@ -81,7 +89,7 @@ def _cross_table(record: RunRecord, domain: str) -> Table:
     return table
 
 
-def new_table(title: str, corner: str) -> Table:
+def new_table(title: str, corner: str | Text) -> Table:
     """An empty table in the style of all others, with its first column."""
     from rich import box
     from rich.table import Table
