@@ -12,8 +12,10 @@ from offsphere.cli.app import Flag, Shown, about, app, by_side, err, out, print_
 from offsphere.errors import UsageError
 
 if TYPE_CHECKING:
-    from offsphere.search.index import Hit, Index
+    from offsphere.search.hits import Hit
+    from offsphere.search.index import Index
     from offsphere.search.indexing import Added
+    from offsphere.search.searcher import Searcher
 
 SNIPPET = 160
 
@@ -37,6 +39,9 @@ def index(
     batch_size: Annotated[int, Flag(min=1, help="texts in one forward pass")] = 64,
     delete: Annotated[list[str] | None, Flag(help="ids of documents to delete")] = None,
     delete_missing: Annotated[bool, Flag("--delete-missing", help="delete what none of the collections has")] = False,
+    shard: Annotated[
+        str, Flag(metavar="I/N", help="only the documents of shard I of N, for N indexes that search --shards joins")
+    ] = "1/1",
     approximate: Annotated[
         bool, Flag("--approximate", help="measure approximate search on these documents, and keep what is fast enough")
     ] = False,
@@ -50,8 +55,10 @@ def index(
         raise UsageError("nothing to do; name a collection or a file to index, or give --delete ID")
     quiet_libraries()
     from offsphere.data.documents import read_queries, shared_prompts
+    from offsphere.data.shard import Shard
     from offsphere.search.index import Index
 
+    part = Shard.parse(shard)
     prompts = {**shared_prompts(sources or []), **by_side(query_prompt, document_prompt)}
     with Shown() as progress:
         opened = Index.create(
@@ -63,7 +70,9 @@ def index(
             progress.say(f"deleted {deleted} of the {len(set(delete))} documents named")
         added = None
         if sources:
-            added = opened.add(*sources, batch_size=batch_size, delete_missing=delete_missing, progress=progress)
+            added = opened.add(
+                *sources, batch_size=batch_size, delete_missing=delete_missing, shard=part, progress=progress
+            )
             deleted += added.deleted
             for note in _notes(added, opened):
                 progress.say(f"note: {note}")
@@ -88,6 +97,9 @@ def search(
     folder: Annotated[Path, typer.Argument(metavar="INDEX", help="folder of the index")],
     questions: Annotated[list[str] | None, typer.Argument(metavar="QUESTION...", help="what to look for")] = None,
     k: Annotated[int | None, Flag("-k", min=1, help="documents for each question (default: 10; 100 for --run)")] = None,
+    shards: Annotated[
+        list[Path] | None, Flag(metavar="INDEX", help="more indexes, searched exactly as if all were one")
+    ] = None,
     similarity: Annotated[str | None, Flag(help="what to rank under, if not the similarity of the index")] = None,
     where: Annotated[
         str | None, Flag("--filter", help="SQL over id, title, text, norm and metadata, such as \"lang = 'en'\"")
@@ -108,8 +120,13 @@ def search(
         raise UsageError("a run is over the whole index, as evaluation is; leave out --filter")
     quiet_libraries()
     from offsphere.search.index import Index
+    from offsphere.search.shards import Shards
 
-    opened = Index.open(folder, model, device=device)
+    opened: Searcher
+    if shards:
+        opened = Shards.open([folder, *shards], model, device=device)
+    else:
+        opened = Index.open(folder, model, device=device)
     if data is not None and run is not None:
         _write_run(opened, data, split, similarity, k or 100, run)
         return
@@ -153,7 +170,7 @@ def _notes(added: Added, opened: Index) -> list[str]:
     return notes
 
 
-def _write_run(opened: Index, data: str, split: str, similarity: str | None, k: int, run: Path) -> None:
+def _write_run(opened: Searcher, data: str, split: str, similarity: str | None, k: int, run: Path) -> None:
     """Rank all queries of a collection over the index."""
     from offsphere.data import load_collection
     from offsphere.evaluation.ranking import write_trec

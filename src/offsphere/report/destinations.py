@@ -55,7 +55,7 @@ def print_verification(console: Console, found: Verification) -> None:
 def print_endpoint(console: Console, found: EndpointCheck) -> None:
     """Print what the endpoint does to direction and length, then a verdict for each similarity."""
     _say(console, f"\n{found.url} beside {found.model}", "bold")
-    gamma = "cannot be told" if found.gamma is None else f"{found.gamma + 0.0:.2f}"
+    gamma = "cannot be told" if found.gamma is None else f"{round(found.gamma, 2) + 0.0:.2f}"
     lines = {
         "encodes": found.encoding,
         "direction": f"median cosine {found.cosine:.5f} to the model without a prompt, {found.dimension} dimensions",

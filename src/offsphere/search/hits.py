@@ -27,7 +27,7 @@ class Hit:
         text: Whole.
         metadata: What else the source had.
         norm: Length of the document's raw embedding.
-        cosine: Of the angle between query and document.
+        cosine: Of the angle between query and document; summed in float64 and rounded to float32, as the score is.
     """
 
     id: str
@@ -63,7 +63,7 @@ def _hits(
     rows = table.take(vectors.row_ids[positions].tolist(), COLUMNS)
     if not rows:
         return []
-    cosines = COSINE.scores(query, np.array([row["vector"] for row in rows], np.float64))[0]
+    cosines = COSINE.scores(query, np.array([row["vector"] for row in rows], np.float64))[0].astype(np.float32)
     return [
         Hit(row["id"], score, row["title"], row["text"], json.loads(row["metadata"]), row["norm"], cosine)
         for row, score, cosine in zip(rows, scores.tolist(), cosines.tolist(), strict=True)

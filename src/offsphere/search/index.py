@@ -10,20 +10,20 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, overload
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from offsphere.data.documents import Document
+from offsphere.data.shard import WHOLE, Shard
 from offsphere.diagnosis.subject import open_bare
 from offsphere.encoders import encode, model_fingerprint
-from offsphere.errors import ConfigError, IndexFolderError, UsageError
-from offsphere.evaluation.ranking import Ranking, excluded_pairs
+from offsphere.errors import IndexFolderError, UsageError
 from offsphere.progress import Progress, Silent
-from offsphere.search.begin import Asked, begin, resolve
-from offsphere.search.hits import Hit, read_hits
+from offsphere.search.begin import Asked, begin
 from offsphere.search.indexing import Added, add_documents
 from offsphere.search.manifest import Manifest, read_manifest, refuse_another_model, writing
+from offsphere.search.searcher import Searcher
 from offsphere.search.snapshot import Snapshot
 from offsphere.search.stores.store import Record, Stamp
 from offsphere.search.table import DocumentTable
@@ -33,10 +33,8 @@ from offsphere.similarity import Similarity
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
-    from offsphere.data import Collection
 
-
-class Index:
+class Index(Searcher):
     """Documents in a folder: ``manifest.json`` says how they were embedded, a LanceDB table holds them.
 
     Made by ``Index.create`` or ``Index.open``. It searches the documents as they were when it was opened, or when it
@@ -162,17 +160,17 @@ class Index:
     @property
     def ids(self) -> list[str]:
         """Every id, descending: the order in which ties are broken, and of ``embeddings`` and ``norms``."""
-        return self._now().vectors.ids
+        return self.snapshot().vectors.ids
 
     @property
     def embeddings(self) -> np.ndarray:
         """(N, n) raw float32, read into memory; rows in the order of ``ids``."""
-        return self._now().vectors.embeddings
+        return self.snapshot().vectors.embeddings
 
     @property
     def norms(self) -> np.ndarray:
         """(N,) float32: lengths of ``embeddings``, 0 for documents without text."""
-        return self._now().vectors.norms
+        return self.snapshot().vectors.norms
 
     def count(self) -> int:
         """Documents stored."""
@@ -183,6 +181,7 @@ class Index:
         *sources: str | Path | Iterable[Document],
         batch_size: int = 64,
         delete_missing: bool = False,
+        shard: Shard = WHOLE,
         progress: Progress | None = None,
     ) -> Added:
         """Index documents: new ones are encoded, changed ones encoded again, all others left alone.
@@ -193,7 +192,9 @@ class Index:
         Args:
             sources: Collections, files (see ``data.documents.read_documents``), or documents.
             batch_size: Texts in one forward pass.
-            delete_missing: Whether to delete documents that none of the sources has.
+            delete_missing: Whether to delete documents that none of the sources, or not this shard of them, has.
+            shard: Which of the documents to index. Fields to filter by are those of all documents, so that the indexes
+                of all shards have the same ones.
             progress: Told what happens.
 
         Raises:
@@ -214,6 +215,7 @@ class Index:
                 self._settle_fields,
                 batch_size=batch_size,
                 delete_missing=delete_missing,
+                shard=shard,
                 progress=progress or Silent(),
             )
 
@@ -266,85 +268,10 @@ class Index:
             remove_others(self.folder, kept)
         return str(kept["reason"])
 
-    @overload
-    def search(self, text: str, k: int = ..., similarity: Asked = ..., where: str | None = ...) -> list[Hit]: ...
-
-    @overload
-    def search(
-        self, text: list[str], k: int = ..., similarity: Asked = ..., where: str | None = ...
-    ) -> list[list[Hit]]: ...
-
-    def search(
-        self, text: str | list[str], k: int = 10, similarity: Asked = None, where: str | None = None
-    ) -> list[Hit] | list[list[Hit]]:
-        """The k best documents, best first: score descending, ties by id descending. Documents without text are none.
-
-        Args:
-            text: A query, or several, which then have a list of hits each.
-            k: At most so many hits.
-            similarity: What to rank under; the index's own if None.
-            where: SQL over id, title, text, norm and metadata fields, such as ``lang = 'en' AND year > 1990``. Fields
-                hold texts, numbers (compared in float64) or flags; lists, objects and fields of mixed kinds cannot be
-                filtered by. A document without the field meets no condition on it but ``field IS NULL``.
-
-        Raises:
-            UsageError: If a query is empty.
-            ConfigError: If k is below 1, or ``where`` is no condition on the columns.
-            IndexFolderError: If the index is empty, or its model has changed.
-        """
-        texts = [text] if isinstance(text, str) else text
-        if not all(one.strip() for one in texts):
-            raise UsageError("a query without text has no direction, so every document scores 0; type some words")
-        answers = self.search_embeddings(encode(self.encoder, texts, "query"), k, similarity, where)
-        return answers[0] if isinstance(text, str) else answers
-
-    def search_embeddings(
-        self, queries: np.ndarray, k: int = 10, similarity: Asked = None, where: str | None = None
-    ) -> list[list[Hit]]:
-        """As ``search``, from the raw embeddings of queries (Q, n), as ``encode(index.encoder, ...)`` makes them."""
-        if k < 1:
-            raise ConfigError(f"k must be at least 1, found {k}")
-        snapshot = self._filled()
-        found, scores = snapshot.best(queries, self.resolve(similarity), min(k, len(snapshot.vectors)), where)
-        return read_hits(self._opened(), snapshot.vectors, queries, found, scores)
-
-    def explain(self, similarity: Asked = None, where: str | None = None) -> str:
-        """How ``search`` with these arguments is answered: exactly or approximately, and why; one sentence."""
-        asked = self.resolve(similarity)
-        other = "" if asked == self.similarity else f", not {self.similarity} as the index is meant"
-        return f"ranked under {asked}{other}: {self._filled().explain(asked, where)}"
-
-    def rank(self, collection: Collection, similarity: Asked = None, k: int = 100) -> Ranking:
-        """The k best documents of the index for every query of a collection, as ``evaluation.ranking.rank`` has them.
-
-        Documents without text take part with their score of 0, and the collection's exclusions are kept. If the index
-        holds the documents of the collection, the run file is the one that evaluation writes.
-
-        Args:
-            collection: Its queries are encoded with the prompt of the index.
-            similarity: What to rank under; the index's own if None.
-            k: Length of the lists.
-
-        Raises:
-            ConfigError: If k is below 1.
-            IndexFolderError: If the index is empty, or its model has changed.
-        """
-        if k < 1:
-            raise ConfigError(f"k must be at least 1, found {k}")
-        vectors = self._filled().vectors
-        queries = encode(self.encoder, [*collection.queries.values()], "query")
-        excluded = excluded_pairs(collection, vectors.ids)
-        found, scores = vectors.best(queries, self.resolve(similarity), k, excluded=excluded)
-        return Ranking([*collection.queries], vectors.ids, found, scores)
-
     def documents(self, ids: Sequence[str]) -> list[Document]:
         """The documents with these ids, in that order, as their source had them; ids not there are left out."""
         found = {} if self._table is None else self._table.documents(ids)
         return [found[one] for one in ids if one in found]
-
-    def resolve(self, similarity: Asked) -> Similarity:
-        """The similarity that is meant: the index's own for None and ``own``."""
-        return resolve(similarity, self.similarity, self.model)
 
     def records(self, batch_size: int = 1024, similarity: Similarity | None = None) -> Iterator[list[Record]]:
         """Every document as a destination stores it, in batches, in the order of the table.
@@ -371,8 +298,12 @@ class Index:
             )
         return self._table
 
-    def _now(self) -> Snapshot:
-        """The documents as they are now."""
+    def snapshot(self) -> Snapshot:
+        """The documents as they are now.
+
+        Raises:
+            IndexFolderError: If the index was only begun.
+        """
         table = self._opened()
         if self._snapshot is None or not self._snapshot.is_of(self.manifest, table):
             self._snapshot = None  # the one before makes room first
@@ -380,7 +311,7 @@ class Index:
         return self._snapshot
 
     def _filled(self) -> Snapshot:
-        snapshot = self._now()
+        snapshot = self.snapshot()
         if not len(snapshot.vectors):
             raise IndexFolderError(
                 f"{self.folder} holds no documents; add some with: offsphere index {self.manifest.model} COLLECTION "

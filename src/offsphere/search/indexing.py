@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from offsphere.data.documents import Document, read_documents
+from offsphere.data.shard import Shard
 from offsphere.diagnosis.audit import token_counts, token_limit
 from offsphere.encoders import encode
 from offsphere.errors import DataError, EncoderError
@@ -63,8 +64,9 @@ class Plan:
         new: Ids that are not stored.
         changed: Ids whose document says something else than what is stored.
         unchanged: How many documents are as they are stored.
-        missing: Stored ids that no source has, sorted.
-        fields: The metadata fields of all documents, stored and to come, and their kinds.
+        missing: Stored ids that no source has, or not this shard of it, sorted.
+        fields: The metadata fields of all documents, stored and to come, and their kinds; of the other shards as well,
+            so that the indexes of all shards have the same ones.
     """
 
     new: set[str]
@@ -74,13 +76,14 @@ class Plan:
     fields: Fields
 
 
-def plan(sources: Sequence[Source], stored: dict[str, str], fields: Fields) -> Plan:
+def plan(sources: Sequence[Source], stored: dict[str, str], fields: Fields, shard: Shard) -> Plan:
     """What has to be done, after reading every source to its end.
 
     Args:
         sources: Collections, files, or documents that can be read twice.
         stored: The digest of every stored document, by id.
         fields: The metadata fields of the stored documents.
+        shard: Which of the documents to index.
 
     Raises:
         DataError: If a source is malformed, or an id comes twice.
@@ -100,13 +103,16 @@ def plan(sources: Sequence[Source], stored: dict[str, str], fields: Fields) -> P
                 )
             seen[document.id] = number
             merge_fields(fields, document.metadata)
+            if not shard.holds(document.id):
+                continue
             if document.id not in stored:
                 new.add(document.id)
             elif stored[document.id] != digest_of(document):
                 changed.add(document.id)
             else:
                 unchanged += 1
-    return Plan(new, changed, unchanged, sorted(stored.keys() - seen.keys()), fields)
+    missing = sorted(one for one in stored if one not in seen or not shard.holds(one))
+    return Plan(new, changed, unchanged, missing, fields)
 
 
 def add_documents(
@@ -118,6 +124,7 @@ def add_documents(
     *,
     batch_size: int,
     delete_missing: bool,
+    shard: Shard,
     progress: Progress,
 ) -> Added:
     """Bring the table up to date with the sources; see ``Index.add``.
@@ -129,16 +136,18 @@ def add_documents(
         fields: The metadata fields of the stored documents.
         settle: Called with the fields before the first row that has them is written.
         batch_size: Texts in one forward pass.
-        delete_missing: Whether to delete what no source has.
+        delete_missing: Whether to delete what no source has, or not this shard of it.
+        shard: Which of the documents to index.
         progress: Told what happens.
     """
     sources = [source if isinstance(source, str | Path | Sequence) else list(source) for source in sources]
     progress.say(f"reading {', '.join(map(_name, sources))}")
-    todo = plan(sources, table.digests(), fields)
+    todo = plan(sources, table.digests(), fields, shard)
     deleted = len(todo.missing) if delete_missing else 0
     progress.say(
         f"{len(todo.new)} new documents and {len(todo.changed)} changed ones to encode, {todo.unchanged} unchanged"
         + (f", {deleted} to delete" if delete_missing else "")
+        + (f"; in shard {shard}" if shard.count > 1 else "")
     )
     if todo.fields != fields:
         settle(todo.fields)

@@ -9,12 +9,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from offsphere.errors import IndexFolderError
+from offsphere.evaluation.ranking import excluded_pairs
+from offsphere.search.hits import Hit, read_hits
 from offsphere.search.manifest import Manifest
 from offsphere.search.table import DocumentTable
 from offsphere.search.vectors import Vectors
 from offsphere.similarity import Similarity
 
 if TYPE_CHECKING:
+    from offsphere.data import Collection
     from offsphere.search.approximation import Approximation
 
 
@@ -28,18 +31,25 @@ class Snapshot:
         memory: Bytes that embeddings may take; half of what is available if None.
 
     Attributes:
+        folder: Of the index.
+        manifest: Of the index, as it was then.
         vectors: The documents.
     """
 
     def __init__(self, folder: Path, manifest: Manifest, table: DocumentTable, memory: int | None):
-        self._folder = folder
-        self._manifest = manifest
+        self.folder = folder
+        self.manifest = manifest
         self._table = table
         self.vectors = Vectors(table, memory)
 
+    @property
+    def ids(self) -> list[str]:
+        """Every id, descending; a position is one in this list."""
+        return self.vectors.ids
+
     def is_of(self, manifest: Manifest, table: DocumentTable) -> bool:
         """Whether it still shows this index as it is."""
-        return self.vectors.version == table.version and self._manifest.approximate == manifest.approximate
+        return self.vectors.version == table.version and self.manifest.approximate == manifest.approximate
 
     def explain(self, similarity: Similarity, where: str | None) -> str:
         """How a search would be answered, in words."""
@@ -56,7 +66,13 @@ class Snapshot:
         vectors = self.vectors
         if self._why_exact(similarity, where) is None and self._approximation is not None:
             return self._approximation.best(vectors, self._positions, queries, similarity, k)
-        only = None
+        return self.exact(queries, similarity, k, where)
+
+    def exact(
+        self, queries: np.ndarray, similarity: Similarity, k: int, where: str | None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """As ``best``, and never approximately."""
+        vectors, only = self.vectors, None
         if where is not None:
             only = vectors.positions(self._table.matching(where))
             only = only[vectors.norms[only] > 0]
@@ -65,9 +81,19 @@ class Snapshot:
             found, scores = vectors.best(queries, similarity, k, np.flatnonzero(vectors.norms > 0))
         return found, scores
 
+    def ranked(
+        self, queries: np.ndarray, similarity: Similarity, k: int, collection: Collection
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """The k best documents, with those without text, and without those that the collection excludes."""
+        return self.vectors.best(queries, similarity, k, excluded=excluded_pairs(collection, self.ids))
+
+    def hits(self, queries: np.ndarray, positions: np.ndarray, scores: np.ndarray) -> list[list[Hit]]:
+        """The documents at these positions (Q, k), -1 for none, for each query; see ``read_hits``."""
+        return read_hits(self._table, self.vectors, queries, positions, scores)
+
     def _why_exact(self, similarity: Similarity, where: str | None) -> str | None:
         """Why the approximate index is not asked; empty where nobody asked for one, None where it is asked."""
-        kept = self._manifest.approximate
+        kept = self.manifest.approximate
         if kept is None:
             return ""
         if kept["folder"] is None:
@@ -76,8 +102,8 @@ class Snapshot:
             return "documents have changed since the approximate index was made; make it again with index --approximate"
         if where is not None:
             return "filters are answered exactly"
-        if similarity.gammas[1] != self._manifest.similarity.gammas[1]:
-            return f"the approximate index is for {self._manifest.similarity}"
+        if similarity.gammas[1] != self.manifest.similarity.gammas[1]:
+            return f"the approximate index is for {self.manifest.similarity}"
         if self._approximation is None:
             return "the approximate index is lost or damaged; make it again with index --approximate"
         return None
@@ -86,9 +112,9 @@ class Snapshot:
     def _approximation(self) -> Approximation | None:
         from offsphere.search.approximation import Approximation
 
-        kept = self._manifest.approximate
+        kept = self.manifest.approximate
         try:
-            return Approximation.load(self._folder / kept["folder"]) if kept and kept["folder"] else None
+            return Approximation.load(self.folder / kept["folder"]) if kept and kept["folder"] else None
         except IndexFolderError:
             return None
 

@@ -54,7 +54,7 @@ class Vectors:
         self.norms = np.concatenate(lengths)[order]
         self._by_row_id = np.argsort(self.row_ids)
         needed = len(ids) * table.dimension * np.dtype(np.float32).itemsize
-        self.fits = needed <= (MEMORY_SHARE * _available() if memory is None else memory)
+        self.fits = needed <= (spare_memory() if memory is None else memory)
         self._embeddings: np.ndarray | None = None
         self._searcher: tuple[float, ExactSearch] | None = None
 
@@ -108,7 +108,7 @@ class Vectors:
         for block, searcher in self._searchers(similarity.gammas[1], only):
             rows, found = searcher.search(prepared, k, _within(excluded, block))
             rows = np.where(rows >= 0, block[rows], -1)
-            positions, scores = _first(np.hstack([positions, rows]), np.hstack([scores, found]), k)
+            positions, scores = first(np.hstack([positions, rows]), np.hstack([scores, found]), k)
         return positions, scores
 
     def rescored(
@@ -129,7 +129,7 @@ class Vectors:
             found = positions[row] >= 0
             documents = self.raw(positions[row, found]).astype(np.float64)
             scores[row, found] = similarity.scores(query[None], documents)[0] + 0.0  # which turns -0 into 0
-        return _first(positions, scores, positions.shape[1])
+        return first(positions, scores, positions.shape[1])
 
     def _searchers(self, gamma_d: float, only: np.ndarray | None) -> Iterator[tuple[np.ndarray, ExactSearch]]:
         """Ascending positions, and a search over the documents there."""
@@ -175,13 +175,14 @@ def _within(excluded: Pairs | None, block: np.ndarray) -> Pairs | None:
     return rows[inside], places[inside]
 
 
-def _first(positions: np.ndarray, scores: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+def first(positions: np.ndarray, scores: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
     """The first k columns in the order score descending, position ascending; -1 comes last."""
     order = np.lexsort((positions, -scores), axis=-1)[:, :k]
     return np.take_along_axis(positions, order, axis=1), np.take_along_axis(scores, order, axis=1)
 
 
-def _available() -> int:
+def spare_memory() -> int:
+    """Bytes that embeddings may take now."""
     import psutil
 
-    return int(psutil.virtual_memory().available)
+    return int(MEMORY_SHARE * psutil.virtual_memory().available)

@@ -16,7 +16,8 @@ from offsphere.web.comparison import Comparison, best
 
 if TYPE_CHECKING:
     from offsphere.data.documents import Document
-    from offsphere.search.index import Hit, Index
+    from offsphere.search.hits import Hit
+    from offsphere.search.index import Index
 
 BLOCK = 8192
 """Documents whose products are computed at a time, in float64."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ from offsphere.search.export import export
 from offsphere.search.index import Index
 from offsphere.search.manifest import Manifest
 from offsphere.search.sources import IndexedDocuments
+from offsphere.search.stores.lancedb import LanceStore
 from offsphere.search.table import DocumentTable, Rows, digest_of
 from offsphere.similarity import Similarity
 
@@ -82,11 +84,27 @@ def test_three_writers_fill_one_table(kind, index, target, opened, documents, ra
     assert (again.written, again.kept, again.extra) == (0, COUNT, 0)
 
 
-def test_a_collection_that_cannot_be_made_is_still_an_error(index, target, opened, xquad):
-    at = target("pgvector", "theirs")
-    store = opened(at)
-    store.create(DIMENSION, xquad.stamp("dot"))
-    # Another one made it in the meantime, of another model: what is there is checked as if it had always been there.
+@pytest.mark.parametrize(("fingerprint", "message"), [("fingerprint", None), ("another", "but holds other vectors")])
+def test_a_collection_that_another_process_makes_at_the_same_moment(
+    fingerprint, message, index, target, opened, monkeypatch
+):
+    at = target("lancedb")
     source = IndexedDocuments(Index.open(index))
-    with pytest.raises(StoreError, match="exists already, but holds other vectors"):
-        export(source, [at])
+    real = LanceStore.exists
+
+    def just_made(self) -> bool:
+        monkeypatch.setattr(LanceStore, "exists", real)
+        opened(at).create(DIMENSION, replace(source.stamp, fingerprint=fingerprint))
+        return False
+
+    monkeypatch.setattr(LanceStore, "exists", just_made)
+    if message:  # it is checked as if it had always been there
+        with pytest.raises(StoreError, match=message):
+            export(source, [at])
+    else:
+        assert export(source, [at])[0].stored == COUNT
+
+
+def test_a_collection_that_nobody_can_make_is_still_an_error(index, target):
+    with pytest.raises(StoreError, match="may contain only alphanumeric characters"):
+        export(IndexedDocuments(Index.open(index)), [target("lancedb", "two words")])
