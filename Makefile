@@ -28,9 +28,13 @@ lint: $(READY) ## ruff (rules and format) and mypy
 docs: $(READY) ## run every command that README and docs show
 	$(BIN)/python -m pytest tests/test_docs.py
 
-bench: $(READY) ## what frozen layers and the tiled loss save, as ratios measured in turn
+bench: $(READY) ## ours against its peers, as ratios measured in turn
 	$(BIN)/python benchmarks/frozen_trunk.py
 	$(BIN)/python benchmarks/loss.py
+	$(BIN)/python benchmarks/encode.py
+	$(BIN)/python benchmarks/search.py
+	$(BIN)/python benchmarks/approximate.py
+	$(BIN)/python benchmarks/growth.py
 
 clean: ## remove the virtual environment and caches (runs/ stays)
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -59,7 +59,7 @@ class TestRepeating:
         config = tmp_path / "settings.yaml"
         config.write_text(yaml.safe_dump(settings(finished_run, steps=7).model_dump(mode="json")), encoding="utf-8")
         monkeypatch.setattr("sys.argv", ["offsphere", "compare", "--config", str(config)])
-        monkeypatch.setattr(cli, "quiet_libraries", lambda: None)
+        monkeypatch.setattr("offsphere.cli.compare.quiet_libraries", lambda: None)
         before = content(finished_run)
         with pytest.raises(SystemExit) as stopped:
             cli.main()
@@ -175,7 +175,7 @@ def test_ctrl_c_says_how_to_go_on(
     config = tmp_path / "settings.yaml"
     config.write_text(yaml.safe_dump(settings(tmp_path / "run").model_dump(mode="json")), encoding="utf-8")
     monkeypatch.setattr("offsphere.training.compare.compare", interrupt)
-    monkeypatch.setattr(cli, "quiet_libraries", lambda: None)
+    monkeypatch.setattr("offsphere.cli.compare.quiet_libraries", lambda: None)
     monkeypatch.setattr("sys.argv", ["offsphere", "compare", "--config", str(config)])
     with pytest.raises(SystemExit) as stopped:
         cli.main()
