@@ -133,10 +133,14 @@ class LanceStore:
         return answers
 
     def close(self) -> None:
-        """Merge the many small files of many writes."""
+        """Merge the many small files of many writes; where another writer is at it, that one does it for both."""
         if self._written and self._opened is not None:
             with reported(self._target):
-                self._opened.optimize()
+                try:
+                    self._opened.optimize()
+                except RuntimeError as error:
+                    if "commit conflict" not in str(error):
+                        raise
         self._opened, self._written = None, False
 
     def _table(self) -> Any:
