@@ -47,6 +47,7 @@ class Study:
         return {
             **self.plan["settings"],
             **encoder["settings"],
+            **encoder.get("where", {}).get(training, {}),
             "model": self.source(encoder["model"]),
             "seeds": encoder["seeds"],
             "train": [str(self.data / training)],

@@ -30,8 +30,8 @@ FACTS = Facts("retrieval", "declared", False, False, 0.2, effect(0.0), call(NO_C
         ({}, "cosine", "unknown", "unknown"),
         ({"effect": effect(None)}, "cosine", "unknown", "unknown"),
         ({"effect": effect(0.6)}, "cosine", "unknown", "unknown"),  # a signal alone does not say what to train with
-        ({"call": call("dnorm")}, "dnorm", "medium", "dnorm better conditioned"),
-        ({"call": call("dnorm"), "effect": effect(-0.6)}, "dnorm", "medium", "dnorm better conditioned"),
+        ({"call": call("dnorm")}, "cosine", "medium", "dnorm better conditioned"),
+        ({"call": call("dnorm"), "effect": effect(-0.6)}, "cosine", "medium", "dnorm better conditioned"),
         ({"call": call("qnorm")}, "cosine", "unknown", "unknown"),
         ({"call": call("qnorm"), "effect": effect(0.19)}, "cosine", "unknown", "unknown"),
         ({"call": call("qnorm"), "effect": effect(0.5, margin=0.6)}, "cosine", "unknown", "unknown"),
@@ -39,7 +39,7 @@ FACTS = Facts("retrieval", "declared", False, False, 0.2, effect(0.0), call(NO_C
         (
             {"call": call("qnorm"), "effect": effect(0.5)},
             "qnorm",
-            "medium",
+            "low",
             "qnorm better conditioned, and length tells relevance",
         ),
         ({"effect": effect(-0.5)}, "cosine", "low", "length points the wrong way"),
