@@ -174,7 +174,6 @@ BUILD: dict[str, Callable[[Figures], float]] = {
     "seconds": lambda row: row["build"]["seconds"],
     "memory, MB": lambda row: row["build"]["memory"] / MEGABYTE,
     "on disk, MB": lambda row: row["build"]["disk"] / MEGABYTE,
-    "bytes on disk a document": lambda row: row["build"]["disk"] / row["documents"],
 }
 
 
