@@ -24,7 +24,8 @@ def test_a_small_run_measures_every_step(tmp_path):
         assert (row["memory"]["fits"], row["disk"]["fits"]) == (True, False)
         for step in ("build", "memory", "disk", "parquet"):
             assert row[step]["memory"] > 0
-        assert f"{row['build']['disk'] / row['documents']:,.1f}" in done.stdout
+        written = [row["build"]["seconds"], row["build"]["memory"] / 2**20, row["build"]["disk"] / 2**20]
+        assert f"| {row['documents']} | {' | '.join(f'{one:,.1f}' for one in written)} |" in done.stdout
     (ahead,) = figures["projected"]
     measured = [row["build"]["disk"] / 2**20 for row in figures["measured"]]
     slope = (measured[1] - measured[0]) / 400
