@@ -12,7 +12,7 @@ import pytest
 from offsphere import cli
 from offsphere.cli import index as commands
 from offsphere.errors import IndexFolderError, OffsphereError, UsageError
-from offsphere.evaluation.evaluate import evaluate_encoder
+from offsphere.evaluation.models import evaluate_models
 
 ROOT = Path(__file__).parents[2]
 XQUAD = ROOT / "datasets" / "xquad_en"
@@ -74,7 +74,7 @@ def test_flags_before_the_question_take_one_value(offsphere, made):
 @pytest.mark.parametrize("similarity", ["cosine", "dot"])
 def test_the_run_file_is_the_one_that_evaluate_writes(offsphere, made, tmp_path, similarity):
     offsphere("search", made, "--data", XQUAD, "--run", tmp_path / "new" / "a.trec", "--similarity", similarity)
-    evaluate_encoder("package:wordllama", [str(XQUAD)], [similarity], measures=("nDCG@10",), out=tmp_path / "out")
+    evaluate_models(["package:wordllama"], [str(XQUAD)], [similarity], measures=("nDCG@10",), out=tmp_path / "out")
     expected = (tmp_path / "out" / "runs" / f"{similarity}-xquad_en.trec").read_bytes()
     assert (tmp_path / "new" / "a.trec").read_bytes() == expected
 

@@ -48,6 +48,7 @@ def test_exclusions_of_unknown_queries_are_reported(make_collection):
 
 
 def test_ids_are_strings_and_equal_ids_on_both_sides_are_no_exclusion(make_collection):
+    """T-H3 and T-I3."""
     folder = make_collection(
         documents=[{"_id": 1, "text": "a"}, {"_id": 2, "text": "b"}],
         queries=[{"_id": 1, "text": "x"}],
@@ -69,16 +70,19 @@ def test_null_is_the_empty_text_and_counted(make_collection, documents, queries)
 
 
 def test_queries_without_a_positive_judgement_are_left_out_and_counted(make_collection, qrels):
+    """Row 77: they enter no mean."""
     loaded = load_collection(make_collection(qrels=qrels + "q3\td4\t0\n"))
     assert set(loaded.queries) == {"q1", "q2"}
     assert loaded.notes == ("1 query without a positive judgement left out",)
 
 
 def test_judgements_of_missing_documents_are_left_out_and_counted(make_collection, qrels):
+    """T-G8; what they are is kept for the ceiling."""
     missing = "".join(f"q1\tx{number}\t1\n" for number in range(4)) + "q3\tx0\t1\n"
     folder = make_collection(qrels=qrels + missing)
     loaded = load_collection(folder)
     assert loaded.qrels == load_collection(make_collection("clean")).qrels
+    assert loaded.missing == {"q1": {f"x{number}": 1 for number in range(4)}, "q3": {"x0": 1}}
     assert loaded.notes == (
         "5 judgements name documents that are not in the corpus (x0, x1, x2, ...); left out",
         "1 query without a positive judgement left out",
@@ -106,6 +110,7 @@ def test_judgements_of_missing_queries_are_left_out_and_counted(make_collection,
     ],
 )
 def test_no_overlap_is_an_error_strict_or_not(make_collection, qrels, message):
+    """T-I3: ids that match nothing are an error, not a score of 0."""
     for strict in (False, True):
         with pytest.raises(DataError, match=message):
             load_collection(make_collection(qrels=qrels), strict=strict)

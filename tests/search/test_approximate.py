@@ -57,7 +57,7 @@ def embedded() -> tuple[np.ndarray, np.ndarray]:
     """Real passages and questions; the static table gives vectors whose lengths differ."""
     from offsphere.encoders import encode, open_encoder
 
-    collection = load_collection(ROOT / "datasets" / "nq_qed", split="train").sample(None, 2500)
+    collection = load_collection(ROOT / "datasets" / "nq_qed", split="train").sample(None, 1500)
     encoder = open_encoder("package:wordllama", device="cpu")
     documents = encode(encoder, list(collection.documents.values()), "document")
     return documents, encode(encoder, list(collection.queries.values())[:1000], "query")
@@ -65,8 +65,8 @@ def embedded() -> tuple[np.ndarray, np.ndarray]:
 
 COLLECTIONS = {
     "real": embedded,
-    "lognormal": lambda: benchmark.lognormal(3000, 32, 1000),
-    "hub-heavy": lambda: benchmark.hub_heavy(3000, 32, 1000),
+    "lognormal": lambda: benchmark.lognormal(2000, 32, 1000),
+    "hub-heavy": lambda: benchmark.hub_heavy(2000, 32, 1000),
 }
 
 

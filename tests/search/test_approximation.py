@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import shutil
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,7 +17,11 @@ from offsphere.search import approximation
 from offsphere.search.approximate import ApproximateIndex, choose
 from offsphere.search.graphs import new_graph
 from offsphere.search.index import Index
+from offsphere.search.manifest import read_manifest
 from offsphere.search.recall import Trial
+from offsphere.search.table import DocumentTable
+
+KILLED = Path(__file__).with_name("killed_index.py")
 
 
 @pytest.fixture
@@ -28,9 +36,8 @@ def index(tmp_path, static, save, documents, sentences, monkeypatch) -> Index:
         graph = new_graph("inner-product", vectors.shape[1])
         graph.add(np.ascontiguousarray(similarity.prepare_document(vectors)))
         found = ApproximateIndex(graph, 512, chosen.choice, chosen._queries)
-        found.choice = replace(
-            found.choice, kept=found.keep_promise(Trial(graph.documents, found._queries, k), progress)
-        )
+        trial = Trial(graph.documents, found._queries, k)
+        found.choice = replace(found.choice, kept=found.keep_promise(trial, progress))
         assert found.choice.kept is not None
         return found
 
@@ -124,6 +131,60 @@ def test_lost_or_damaged_parts_mean_exact_search(index, sentences, lost):
     assert opened.search(QUERIES, 10) == exact(index, QUERIES, 10)
     index.approximate(queries=sentences(200, 1))
     assert Index.open(index.folder).explain().startswith("ranked under dot: approximate search")
+
+
+def killed(what: str, index: Index, copies: Path) -> tuple[int, int]:
+    """How many processes were killed, and how many ended, each on a copy of the index."""
+    copies.mkdir()
+    done = subprocess.run([sys.executable, KILLED, what, index.folder, copies], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    dead, ended = json.loads(done.stdout)
+    return dead, ended
+
+
+def test_a_kill_before_any_step_leaves_an_index_that_answers_and_can_be_renewed(index, tmp_path):
+    index.add([Document("new", "", "bee")])
+    right = exact(index, QUERIES, 10)
+    steps, _ = killed("approximate", index, tmp_path / "copies")
+    assert steps >= 8
+    met = set()
+    for step in range(steps + 1):
+        opened = copy_of(index, tmp_path / "copies" / str(step))
+        met.add(opened.explain().partition(" over ")[0])
+        assert opened.search(QUERIES, 10) == right
+        opened.approximate()
+        assert opened.manifest.approximate["folder"] and len(folders(opened)) == 1
+        again = copy_of(index, opened.folder)
+        assert again.explain().startswith("ranked under dot: approximate search")
+        assert again.search(QUERIES, 10) == right
+    assert met == {"ranked under dot: exact search", "ranked under dot: approximate search"}
+
+
+def test_a_kill_at_any_moment_of_a_compaction_loses_nothing(index, documents, tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(DocumentTable, "compact", lambda self: None)
+        for number in range(40):  # one file each
+            index.add([Document(f"more{number}", "", "bee moon")])
+    files = len(list(index.folder.glob("documents.lance/data/*")))
+    right = exact(index, QUERIES, 10)
+    dead, ended = killed("compact", index, tmp_path / "copies")
+    assert dead >= 3, "most must be killed while they compact"
+    for number in range(dead + ended):
+        opened = copy_of(index, tmp_path / "copies" / str(number))
+        assert opened.search(QUERIES, 10) == right  # exact, as there is no graph for these documents
+        assert opened.add(documents).unchanged == len(documents)  # which finishes it
+        assert opened.count() == index.count()
+        assert fragments(opened) == 1 < files
+
+
+def copy_of(index: Index, folder: Path) -> Index:
+    """The index in this folder, with the model that is open already."""
+    return Index(folder, read_manifest(folder), index.encoder)
+
+
+def fragments(index: Index) -> int:
+    """Files of rows that the newest version of the table consists of."""
+    return index._opened()._table.stats()["fragment_stats"]["num_fragments"]
 
 
 def test_exact_search_stays_where_nothing_is_better(tmp_path, static, save, documents):

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
-import textwrap
 from contextlib import closing
 from pathlib import Path
 
@@ -214,11 +212,52 @@ def test_a_collection_of_somebody_else_is_refused_unless_adopted(source, target,
     make_chroma(target("chroma"), "ip", np.ones((2, 16)), [IDS[0], "theirs"])
     with pytest.raises(StoreError, match=r"no stamp of offsphere.*its 2 vectors.*--adopt"):
         export(source(data=data), [target("chroma")])
-    adopted = source(data=data)
-    (result,) = export(adopted, [target("chroma")], adopt=True)
+    adopted, heard = source(data=data), Heard()
+    (result,) = export(adopted, [target("chroma")], adopt=True, progress=heard)
     assert (result.written, result.stored, result.extra) == (2, 3, 1)
     documents = next(adopted.batches(2)).documents
     np.testing.assert_allclose(contents(target("chroma"), IDS[:2]), adopted.embed(documents), rtol=1e-5)
+    # Nobody knows what the third vector is of, so that the collection stays somebody else's.
+    assert any("gets no stamp, as 1 of its documents" in line for line in heard.lines)
+    with pytest.raises(StoreError, match="no stamp of offsphere"):
+        export(source(data=data), [target("chroma")])
+
+
+def make_lancedb(target: str, metric: str, vectors: np.ndarray, ids: list[str]) -> None:
+    """A table with the columns of ours, and of no metric, as somebody would make it by hand."""
+    import lancedb
+    import pyarrow as pa
+
+    kinds = {name: pa.string() for name in ("id", "title", "text", "metadata", "digest")}
+    kinds |= {"vector": pa.list_(pa.float32(), vectors.shape[1]), "norm": pa.float32()}
+    blank = {"title": "", "text": "", "metadata": "{}", "digest": "", "norm": 0.0}
+    rows = [{"id": one, "vector": vector, **blank} for one, vector in zip(ids, vectors, strict=True)]
+    lancedb.connect(target.removeprefix("lancedb:")).create_table("documents", rows, pa.schema(list(kinds.items())))
+
+
+@pytest.mark.parametrize(("kind", "make"), [("chroma", make_chroma), ("lancedb", make_lancedb)])
+def test_an_adopted_collection_is_recognised_once_it_holds_nothing_else(kind, make, source, target, corpus):
+    data = corpus(["sea", "ice cold"])
+    make(target(kind), "ip", np.ones((1, 16)), [IDS[0]])
+    with pytest.raises(StoreError, match=r"no stamp of offsphere"):
+        export(source(data=data), [target(kind)])
+    (result,) = export(source(data=data), [target(kind)], adopt=True)
+    assert (result.written, result.extra) == (2, 0)
+    again = Counted(source(data=data))
+    (result,) = export(again, [target(kind)])
+    assert (result.written, result.kept) == (0, 2)
+    with pytest.raises(StoreError, match="prepared for"):
+        export(source("cosine", data=data), [target(kind)], adopt=True)
+
+
+class Heard(Silent):
+    """Progress that remembers what it was told."""
+
+    def __init__(self):
+        self.lines: list[str] = []
+
+    def say(self, text: str) -> None:
+        self.lines.append(text)
 
 
 @pytest.mark.parametrize("name", ["dot", "gamma_q=0.1,gamma_d=0.5"])
@@ -268,7 +307,10 @@ def test_prompts_of_collections_come_before_the_models(corpus, model):
     assert EncodedDocuments(encoder, [first]).stamp.prompt == "of "
     assert EncodedDocuments(encoder, [second]).stamp.prompt == "passage : "
     assert EncodedDocuments(encoder, [first], prompt="").stamp.prompt == ""
-    with pytest.raises(UsageError, match=r"ask for different document prompts.*--document-prompt"):
+    Path(second, "corpus.jsonl").write_text('{"_id": "other", "text": "ice"}', encoding="utf-8")
+    assert EncodedDocuments(encoder, [first, second]).stamp.prompt == "of "
+    Path(second, "collection.yaml").write_text('prompts: {query: "? ", document: "in "}', encoding="utf-8")
+    with pytest.raises(DataError, match=r"document prompt 'in ', another one 'of '.*--document-prompt"):
         EncodedDocuments(encoder, [first, second])
 
 
@@ -318,51 +360,73 @@ def test_an_index_is_exported_without_its_model(model, corpus, target, tmp_path)
 
 
 KILLED = """
-import os, signal, sys, threading, time
+import json, os, signal, sys, threading, time
+
+# What is large is imported once, before the processes part; LanceDB itself has threads at once.
+import lance_namespace, pyarrow.dataset, sentence_transformers
 from offsphere.diagnosis.subject import open_bare
 from offsphere.progress import Silent
 from offsphere.search.export import export
 from offsphere.search.sources import EncodedDocuments
 
-model, data, target, after, delay = sys.argv[1:]
 
 class Deadly(Silent):
-    def start(self, what, total):
-        def done(steps):
-            if steps >= int(after):
-                if float(delay):  # in the middle of whatever comes next
-                    threading.Timer(float(delay), os.kill, (os.getpid(), signal.SIGKILL)).start()
-                else:
-                    os.kill(os.getpid(), signal.SIGKILL)
-        return done
+    def __init__(self, after, delay):
+        self.after, self.delay = after, delay
 
-export(EncodedDocuments(open_bare(model, None, None, "cpu"), [data]), [target], at_once=30, progress=Deadly())
-time.sleep(5)
+    def start(self, what, total):
+        return self.die
+
+    def die(self, steps):
+        if steps >= self.after:
+            if self.delay:  # in the middle of whatever comes next
+                threading.Timer(self.delay, os.kill, (os.getpid(), signal.SIGKILL)).start()
+            else:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+
+model, data, cases = sys.argv[1:]
+for target, after, delay in json.loads(cases):
+    child = os.fork()
+    if not child:
+        source = EncodedDocuments(open_bare(model, None, None, "cpu"), [data])
+        export(source, [target], at_once=30, progress=Deadly(after, delay))
+        time.sleep(5)
+        os._exit(0)
+    assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGKILL
 """
 
 
-@pytest.mark.parametrize(
-    ("kind", "after", "delay"),
-    [("lancedb", 90, 0.0), ("qdrant", 30, 0.01), ("parquet", 30, 0.01), ("parquet", COUNT, 0.0)],
-)
-def test_after_kill_9_the_same_call_completes(kind, after, delay, model, corpus, source, target):
+def test_after_kill_9_the_same_call_completes(model, corpus, source, tmp_path):
     data = corpus()
-    arguments = [model, data, target(kind), str(after), str(delay)]
+    cases = [
+        (target_of(kind, tmp_path / f"{kind}-{after}"), after, delay)
+        for kind, after, delay in [
+            ("lancedb", 90, 0.0),
+            ("lancedb", COUNT, 0.005),  # while the files of all writes are merged
+            ("qdrant", 30, 0.01),
+            ("parquet", 30, 0.01),
+            ("parquet", COUNT, 0.0),
+        ]
+    ]
+    script = [sys.executable, "-c", KILLED, model, data, json.dumps(cases)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(KILLED), *arguments], env=environment)
-    assert done.returncode == -signal.SIGKILL
-    with closing(open_store(target(kind))) as store:
-        stored = store.digests(IDS)
-        assert after <= len(stored) == store.count() and len(stored) % 30 == 0
-    (result,) = export(Counted(source(data=data)), [target(kind)])
-    assert (result.kept, result.written, result.stored) == (len(stored), COUNT - len(stored), COUNT)
+    done = subprocess.run(script, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
     encoded = source(data=data)
     documents = [document for batch in encoded.batches(COUNT) for document in batch.documents]
-    np.testing.assert_allclose(contents(target(kind), IDS), encoded.embed(documents), rtol=1e-4, atol=1e-5)
-    if kind == "parquet":
-        from pyarrow import parquet
+    right = encoded.embed(documents)
+    for target, after, _ in cases:
+        with closing(open_store(target)) as store:
+            stored = store.digests(IDS)
+            assert after <= len(stored) == store.count() and len(stored) % 30 == 0
+        (result,) = export(Counted(source(data=data)), [target])
+        assert (result.kept, result.written, result.stored) == (len(stored), COUNT - len(stored), COUNT)
+        np.testing.assert_allclose(contents(target, IDS), right, rtol=1e-4, atol=1e-5)
+        if target.startswith("parquet"):
+            from pyarrow import parquet
 
-        assert sorted(parquet.read_table(target(kind).partition(":")[2])["id"].to_pylist()) == sorted(IDS)
+            assert sorted(parquet.read_table(target.partition(":")[2])["id"].to_pylist()) == sorted(IDS)
 
 
 def test_progress_counts_documents(source, target):

@@ -11,11 +11,14 @@ import socket
 import subprocess
 import sys
 import urllib.request
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from offsphere import cli
+from offsphere.cli import serve as commands
 from offsphere.errors import ConfigError, UsageError
 from offsphere.web.server import serve
 
@@ -45,26 +48,32 @@ def test_a_port_in_use_is_named() -> None:
             serve(never, port=port, ready=print)
 
 
-def test_the_command_refuses_the_network_without_a_token() -> None:
-    environment = {name: value for name, value in os.environ.items() if name != "OFFSPHERE_TOKEN"}
-    done = subprocess.run(
-        [sys.executable, "-m", "offsphere", "serve", "nowhere", "--host", "0.0.0.0"],
-        capture_output=True,
-        text=True,
-        env=environment,
-    )
-    assert done.returncode == 2
-    assert "--token TOKEN" in done.stderr
-    assert "Traceback" not in done.stderr
+def test_the_command_refuses_the_network_without_a_token(program) -> None:
+    code, said, errors = program("serve", "nowhere", "--host", "0.0.0.0")
+    assert (code, said) == (2, "")
+    assert "--token TOKEN" in errors and "Traceback" not in errors
 
 
-def test_a_folder_that_is_no_index_is_named(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "offsphere", "serve", str(tmp_path), "--port", "0"], capture_output=True, text=True
-    )
-    assert done.returncode == 1
-    assert "offsphere index" in done.stderr
-    assert done.stdout == ""
+def test_a_folder_that_is_no_index_is_named(program, tmp_path: Path) -> None:
+    code, said, errors = program("serve", str(tmp_path), "--port", "0")
+    assert (code, said) == (1, "")
+    assert "offsphere index" in errors
+
+
+@pytest.fixture
+def program(capsys, monkeypatch) -> Callable[..., tuple[int, str, str]]:
+    """Runs the program here; gives its exit code, what it printed, and its errors."""
+    monkeypatch.delenv("OFFSPHERE_TOKEN", raising=False)
+    monkeypatch.setattr(commands, "quiet_libraries", lambda: None)
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["offsphere", *arguments])
+        with pytest.raises(SystemExit) as left:
+            cli.main()
+        printed = capsys.readouterr()
+        return int(left.value.code or 0), printed.out, printed.err
+
+    return run
 
 
 def test_the_command_of_the_docs_serves_until_ctrl_c(index: Any, tmp_path: Path) -> None:

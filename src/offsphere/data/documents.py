@@ -14,7 +14,7 @@ from typing import Any
 from offsphere.data.jsonl import read_jsonl
 from offsphere.data.records import read_id, read_text
 from offsphere.data.rows import FILES, Row, file_rows
-from offsphere.data.settings import read_settings
+from offsphere.data.settings import SIDES, read_settings
 from offsphere.errors import DataError
 
 CORPUS = "corpus.jsonl"
@@ -82,19 +82,20 @@ def read_prompts(source: str | Path) -> dict[str, str]:
     return read_settings(path).prompts if path.is_dir() else {}
 
 
-def shared_prompts(sources: Sequence[str | Path]) -> dict[str, str]:
-    """The prompts that these collections declare, by side.
+def shared_prompts(sources: Sequence[str | Path], sides: Sequence[str] = SIDES) -> dict[str, str]:
+    """The prompts that these collections declare, by side; those that declare none go along with the others.
 
     Raises:
         DataError: If two declare different ones, with what to type.
     """
     prompts: dict[str, str] = {}
     for source in sources:
-        for side, prompt in read_prompts(source).items():
-            if prompts.setdefault(side, prompt) != prompt:
+        declared = read_prompts(source)
+        for side in sorted(declared.keys() & set(sides)):
+            if prompts.setdefault(side, declared[side]) != declared[side]:
                 raise DataError(
-                    f"it declares the {side} prompt {prompt!r}, another one {prompts[side]!r}, and one index has one; "
-                    f"index them apart, or give one with --{side}-prompt",
+                    f"it declares the {side} prompt {declared[side]!r}, another one {prompts[side]!r}, and what is "
+                    f"searched together needs the same; keep them apart, or give one with --{side}-prompt",
                     source,
                 )
     return prompts

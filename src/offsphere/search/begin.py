@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from offsphere.diagnosis.subject import Encoder, open_bare
 from offsphere.encoders import encode, model_fingerprint
+from offsphere.errors import IndexFolderError
 from offsphere.evaluation.evaluate import OWN, asked_similarity
 from offsphere.search.manifest import Manifest, is_fresh, locate, read_manifest, refuse_differences, writing
 from offsphere.similarity import Similarity
@@ -34,6 +36,11 @@ def begin(
         IndexFolderError: If the folder holds something else, or an index made in another way.
         EncoderError: If the model cannot be opened.
     """
+    if url := re.match(r"\w\w+:/", str(folder)):  # a path joins the two slashes
+        raise IndexFolderError(
+            f"an index is a folder on this machine, found {url[0]}/...; make it here, and export it to object storage: "
+            "offsphere export --index FOLDER --to lancedb:s3://BUCKET/FOLDER"
+        )
     made = None if is_fresh(folder) else read_manifest(folder)
     limit = made.max_length if made and max_length is None else max_length
     encoder = open_bare(model, limit, {**(made.prompts if made else {}), **prompts}, device)

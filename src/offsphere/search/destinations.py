@@ -220,6 +220,17 @@ DESTINATIONS: tuple[Destination, ...] = (
         ("michaelfeil/infinity#262", "michaelfeil/embed#2"),
     ),
     Destination(
+        "langchain-in-memory", "LangChain, InMemoryVectorStore", "none to choose", COSINE, UNDO_COSINE, "no", NONE,
+        "OffsphereRetriever over an index, or a vector store whose metric is the inner product",
+        ("tested here against langchain-core",),
+    ),
+    Destination(
+        "llama-index", "LlamaIndex, its default vector store", "none to choose", COSINE, UNDO_COSINE, "no",
+        "its HuggingFaceEmbedding divides by length as well unless normalize is False", OURS +
+        ", in a store whose metric is the inner product",
+        ("run-llama/llama_index#6118", "run-llama/llama_index#9080", "run-llama/llama_index#8143"),
+    ),
+    Destination(
         "hosted-widget", "Hosted similarity widgets of a model hub", "none to choose", COSINE, UNDO_COSINE, "no",
         "the page shows cosine for every model", OURS, ("huggingface/api-inference-community#72",),
     ),

@@ -24,8 +24,8 @@ BLOCK_SIZE = 2**18
 BLOCK_BYTES = 2**25
 SMALL_BLOCK = 2**14
 """Documents from which on a matrix product gains nothing by more of them, but by more queries."""
-FEW_QUERIES = 4
-"""Up to here, one dot product after another reads the documents faster than a matrix product does."""
+FEW_QUERIES = (2, 3, 4)
+"""For so many, one dot product after another reads the documents faster than a matrix product does."""
 VALUES_AT_ONCE = 2**17  # 1 MB of float64: what is scored in float64 stays in the cache
 LONGEST = 1e30
 LARGEST = float(np.finfo(np.float32).max)
@@ -54,8 +54,8 @@ class ExactSearch:
         order: (D,) every row once; the earlier one wins a tie. None for the order of the rows.
         block_size: Most documents scanned at a time; changes memory and speed only.
         block_bytes: Of scores held at a time; changes memory and speed only.
-        threads: For a few queries at a time; the products of many follow NumPy's own setting. None for
-            OMP_NUM_THREADS or, where that is not set, every processor.
+        threads: For two to four queries at a time and for what is scored in float64; other products follow NumPy's own
+            setting. None for OMP_NUM_THREADS or, where that is not set, every processor.
 
     Raises:
         ConfigError: If block_size, block_bytes or threads is below 1, or order does not name every row once.
@@ -339,7 +339,7 @@ def _scan_weights(
 
 def _products(documents: np.ndarray, queries: np.ndarray, out: np.ndarray, each: Callable, threads: int) -> None:
     """Write every inner product in float32, (documents, queries)."""
-    if len(queries) > FEW_QUERIES:
+    if len(queries) not in FEW_QUERIES:
         np.matmul(documents, queries.T, out=out)
         return
 

@@ -67,7 +67,7 @@ def export(
     Args:
         source: The documents.
         targets: See ``open_store``.
-        adopt: Write into a collection that carries no stamp of ours.
+        adopt: Write into a collection that carries no stamp of ours. It gets one if it holds nothing else afterwards.
         at_once: Documents encoded and written at a time; all of them are durable before the next.
         progress: Told what happens.
 
@@ -87,7 +87,8 @@ def export(
             _Upload(target, store, source, adopt, progress) for target, store in zip(targets, stores, strict=True)
         ]
         sample, position = _sample(len(source)), 0
-        progress.say(f"{len(source):,} documents to {', '.join(targets)}")
+        before = f", each behind {source.stamp.prompt!r}" if source.stamp.prompt else ""
+        progress.say(f"{len(source):,} documents{before}, to {', '.join(targets)}")
         done = progress.start("export", len(source))
         for batch in source.batches(at_once):
             count = len(batch.documents)
@@ -101,7 +102,7 @@ class _Upload:
     """One destination while it is written to."""
 
     def __init__(self, target: str, store: Store, source: Source, adopt: bool, progress: Progress):
-        self.target, self.store, self.source = target, store, source
+        self.target, self.store, self.source, self.progress = target, store, source, progress
         self.written = self.read = 0
         self.error = 0.0
         self.ours = True
@@ -149,6 +150,8 @@ class _Upload:
             StoreError: If documents are gone.
         """
         stored = self.store.count()
+        if not self.ours:
+            self._sign(stored - expected)
         if stored < expected:
             raise StoreError(
                 f"{self.target} counts {stored:,} documents after an export of {expected:,}; type the same command "
@@ -157,6 +160,16 @@ class _Upload:
         return Exported(
             self.target, self.written, expected - self.written, stored, stored - expected, self.read, self.error
         )
+
+    def _sign(self, others: int) -> None:
+        """Make an adopted collection ours, once every vector in it is."""
+        if others == 0:
+            self.store.sign(self.source.stamp)
+        elif others > 0:
+            self.progress.say(
+                f"note: {self.target} gets no stamp, as {others:,} of its documents are not in this export and nobody "
+                "can say which model their vectors are of; the next export needs --adopt again, and writes everything"
+            )
 
 
 def _write(batch: Batch, uploads: Sequence[_Upload], stamp: Stamp, sample: Sequence[int]) -> None:
@@ -195,7 +208,7 @@ def _create(store: Store, source: Source) -> bool:
 def _check_existing(target: str, store: Store, source: Source, adopt: bool, progress: Progress) -> bool:
     """Whether the collection that is there carries our stamp; an error where it is not for these vectors."""
     found = f"{target} exists already, "
-    if (metric := store.metric()) != "ip":
+    if (metric := store.metric()) not in ("ip", "none"):
         raise StoreError(
             f"{found}and compares by {metric}; expected the inner product (ip), under which the prepared vectors rank "
             "as the model does. Export to a new collection, or delete this one first"
@@ -212,7 +225,7 @@ def _check_existing(target: str, store: Store, source: Source, adopt: bool, prog
                 f"{found}and carries no stamp of offsphere: nobody can say which model its {store.count():,} vectors "
                 "are of. Export to a new collection, or write into this one with --adopt"
             )
-        progress.say(f"note: {target} carries no stamp: every document is written again, whatever is stored there")
+        progress.say(f"note: {target} carries no stamp: every document is written, whatever is stored there")
         return False
     if differences := stamp_differences(stamp, source.stamp):
         raise StoreError(

@@ -171,8 +171,7 @@ def add_documents(
                 lost += int(over.clip(0).sum())
     if delete_missing:
         table.delete(todo.missing)
-    if pending or deleted:
-        table.compact()
+    table.compact()
     return Added(len(todo.new), len(todo.changed), todo.unchanged, deleted, empty, cut, lost)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, islice
 from pathlib import Path
@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from offsphere.data.documents import Document, read_documents, read_prompts
+from offsphere.data.documents import Document, read_documents, shared_prompts
 from offsphere.data.shard import WHOLE, Shard
 from offsphere.diagnosis.subject import Encoder
 from offsphere.encoders import encode, model_fingerprint
-from offsphere.errors import ConfigError, DataError, EncoderError, UsageError
+from offsphere.errors import ConfigError, DataError, EncoderError
 from offsphere.evaluation.evaluate import OWN, asked_similarity
 from offsphere.search.stores.store import Stamp
 from offsphere.similarity import Similarity
@@ -64,8 +64,8 @@ class EncodedDocuments:
         shard: Which of the documents; all of them by default.
 
     Raises:
-        DataError: If something is malformed, or an id comes in two sources.
-        UsageError: If the similarity is not known, or the sources ask for different prompts.
+        DataError: If something is malformed, an id comes in two sources, or these declare different prompts.
+        UsageError: If the similarity is not known.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class EncodedDocuments:
         self.stamp = Stamp(
             asked_similarity(similarity or OWN, encoder.declared, encoder.source),
             model_fingerprint(encoder.model),
-            document_prompt(encoder, data) if prompt is None else prompt,
+            _document_prompt(encoder, data) if prompt is None else prompt,
         )
         self._count = _count_distinct(data, shard)
         self.dimension = self.embed([Document("probe", text="probe")]).shape[1]
@@ -161,20 +161,9 @@ class _Indexed:
         return self.raw[list(rows)]
 
 
-def document_prompt(encoder: Encoder, data: Iterable[str]) -> str:
-    """What stands before each document: the prompt of the collections, or else the model's.
-
-    Raises:
-        UsageError: If the collections ask for different ones.
-    """
-    own = encoder.model.prompts.get("document") or ""
-    found = {source: read_prompts(source).get("document", own) for source in data}
-    if len(set(found.values())) > 1:
-        raise UsageError(
-            f"the collections ask for different document prompts: {found}; give one with --document-prompt, or export "
-            "them to destinations of their own"
-        )
-    return next(iter(found.values()), own)
+def _document_prompt(encoder: Encoder, data: Sequence[str]) -> str:
+    """What stands before each document: the prompt of the collections, or else the model's."""
+    return shared_prompts(data, ["document"]).get("document", encoder.model.prompts.get("document") or "")
 
 
 def _count_distinct(data: Sequence[str], shard: Shard) -> int:

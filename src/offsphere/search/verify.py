@@ -30,7 +30,6 @@ from offsphere.search.expected import (
     stored_causes,
     stored_digests,
 )
-from offsphere.search.sources import document_prompt
 from offsphere.search.stores import open_store
 from offsphere.search.stores.store import Found, Stamp, Store
 from offsphere.similarity import Similarity
@@ -147,7 +146,7 @@ def verify(
         encoder = open_bare(model, max_length, prompts, device)
         stamp = store.stamp()
         ranks_by = _similarity(similarity, encoder, stamp)
-        prompt = collection.prompts.get("document", document_prompt(encoder, ()))
+        prompt = collection.prompts.get("document", encoder.model.prompts.get("document") or "")
         expected = Expected(target, encoder, ranks_by, documents, prompt, batch_size, progress)
         return _verify(store, expected, collection, queries, sample, threshold, seed)
 

@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+import os
+import socket
 import subprocess
+import sys
 import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -81,6 +84,33 @@ def opened() -> Iterator[Callable[[str], Store]]:
             store.close()
 
 
+@pytest.fixture
+def serving() -> Callable[..., AbstractContextManager[str]]:
+    """Starts an installed server on a free port: ``with serving("chroma", "run", VARIABLE="value") as url``."""
+
+    @contextmanager
+    def serve(program: str, *arguments: object, **environment: str) -> Iterator[str]:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        command = [Path(sys.executable).parent / program, *arguments, "--host", "127.0.0.1", "--port", port]
+        with subprocess.Popen(
+            list(map(str, command)),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env=os.environ | environment,
+        ) as process:
+            for _ in range(600):
+                with socket.socket() as probe:
+                    if probe.connect_ex(("127.0.0.1", port)) == 0:
+                        break
+                time.sleep(0.1)
+            yield f"http://127.0.0.1:{port}"
+            process.terminate()
+
+    return serve
+
+
 @dataclass(frozen=True)
 class Embedded:
     """Real texts and raw embeddings of them."""
@@ -91,10 +121,10 @@ class Embedded:
     documents: np.ndarray
     queries: np.ndarray
 
-    def stamp(self, similarity: str) -> Stamp:
+    def stamp(self, similarity: str | Similarity) -> Stamp:
         return Stamp(Similarity.parse(similarity), "0123456789abcdef0123456789abcdef", "passage: ")
 
-    def records(self, similarity: str) -> list[Record]:
+    def records(self, similarity: str | Similarity) -> list[Record]:
         prepared = Similarity.parse(similarity).prepare_document(self.documents)
         return [
             Record(*fields, metadata={"row": row})

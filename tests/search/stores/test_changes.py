@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import runpy
 import subprocess
 import sys
@@ -17,7 +18,8 @@ SCRIPT = Path(__file__).with_name("killed_at_a_step.py")
 
 
 @pytest.mark.parametrize("kind", ["faiss", "parquet"])
-def test_a_kill_before_any_step_leaves_a_state_of_the_history(kind, tmp_path, opened):
+def test_a_kill_before_any_step_leaves_a_state_of_the_history(kind, tmp_path, opened, monkeypatch):
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)  # as in the script
     script = runpy.run_path(str(SCRIPT))
     form = f"{kind}:{tmp_path}/{{}}/documents.{kind}"
     done = subprocess.run([sys.executable, str(SCRIPT), form], capture_output=True, text=True)

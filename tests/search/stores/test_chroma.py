@@ -1,13 +1,8 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import socket
-import subprocess
-import sys
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -183,45 +178,11 @@ def test_a_closed_store_says_so(store: ChromaStore) -> None:
     assert store.count() == 0  # another store on the same folder goes on
 
 
-def test_a_killed_process_loses_nothing_it_was_told_is_written(tmp_path: Path) -> None:
-    script = f"""
-import os, signal
-import numpy as np
-from offsphere.search.stores import Record, Stamp
-from offsphere.search.stores.chroma import ChromaStore
-from offsphere.similarity import Similarity
-store = ChromaStore({str(tmp_path)!r}, "documents")
-store.create(8, Stamp(Similarity.parse("dot"), "f"))
-store.write([Record(f"d{{i}}", np.full(8, i, np.float32), 1.0) for i in range(50)])
-store.write([Record("d0", np.full(8, 9, np.float32), 1.0)])
-store.delete(["d1"])
-os.kill(os.getpid(), signal.SIGKILL)
-"""
-    assert subprocess.run([sys.executable, "-c", script]).returncode == -signal.SIGKILL
-    store = ChromaStore(str(tmp_path), "documents")
-    assert store.metric() == "ip"
-    assert (store.count(), store.digests(["d1"]), store.vectors(["d0"])[0, 0]) == (49, {}, 9)
-    store.close()
-
-
 @pytest.fixture
-def server(tmp_path: Path) -> Iterator[str]:
+def server(tmp_path: Path, serving: Callable[..., AbstractContextManager[str]]) -> Iterator[str]:
     """The URL of Chroma's server."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [Path(sys.executable).parent / "chroma", "run", "--path", tmp_path, "--port", str(port)]
-    environment = os.environ | {"ANONYMIZED_TELEMETRY": "False"}
-    with subprocess.Popen(
-        [*command, "--host", "127.0.0.1"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment
-    ) as process:
-        for _ in range(300):
-            with socket.socket() as probe:
-                if probe.connect_ex(("127.0.0.1", port)) == 0:
-                    break
-            time.sleep(0.1)
-        yield f"http://127.0.0.1:{port}"
-        process.terminate()
+    with serving("chroma", "run", "--path", tmp_path, ANONYMIZED_TELEMETRY="False") as url:
+        yield url
 
 
 def test_a_server_is_used_as_a_folder_is(server: str) -> None:

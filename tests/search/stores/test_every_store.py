@@ -264,6 +264,7 @@ def test_a_killed_process_loses_nothing_that_it_stored(kind, target, opened):
     batches = [writer["batch"](number) for number in range(writer["BATCHES"])]
     stored = store.digests([r.id for batch in batches for r in batch])
     assert {r.id: r.digest for batch in batches[:4] for r in batch}.items() <= stored.items()
+    assert store.digests([writer["GONE"]]) == {} and store.metric() == "ip"
     for batch in batches:
         store.write([r for r in batch if r.id not in stored])
     store.close()
@@ -275,3 +276,15 @@ def test_a_killed_process_loses_nothing_that_it_stored(kind, target, opened):
     assert [answer[0].id for answer in again.search(10 * vectors[:20], 1)] == [
         records[row].id for row in (vectors[:20] @ vectors.T).argmax(axis=1)
     ]
+
+
+def test_a_stamp_can_be_put_on_what_is_there(kind, small, opened, target, xquad):
+    store = small(kind)
+    stamp = xquad.stamp("gamma_q=0.1,gamma_d=0.5")
+    store.sign(stamp)
+    store.close()
+    again = opened(target(kind))
+    assert (again.stamp(), again.metric(), again.dimension(), again.count()) == (stamp, "ip", 5, 2)
+    np.testing.assert_array_equal(again.vectors(["a"]), [[1, 2, 3, 4, 5]])
+    again.write([record("c", [1, 0, 0, 0, 0])])
+    assert again.stamp() == stamp and again.count() == 3

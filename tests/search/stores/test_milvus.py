@@ -1,12 +1,9 @@
 from __future__ import annotations
 
-import os
-import signal
-import socket
 import subprocess
 import sys
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -207,52 +204,11 @@ input()
     store.close()
 
 
-def test_a_killed_process_loses_nothing_it_was_told_is_written(file: Path) -> None:
-    script = f"""
-import os, signal
-import numpy as np
-from offsphere.search.stores import Record, Stamp
-from offsphere.search.stores.milvus import MilvusStore
-from offsphere.similarity import Similarity
-store = MilvusStore({str(file)!r}, "documents")
-store.create(8, Stamp(Similarity.parse("dot"), "f"))
-store.write([Record(f"d{{i}}", np.full(8, i, np.float32), 1.0) for i in range(50)])
-store.write([Record("d0", np.full(8, 9, np.float32), 1.0)])
-store.delete(["d1"])
-os.kill(os.getpid(), signal.SIGKILL)
-"""
-    assert subprocess.run([sys.executable, "-c", script]).returncode == -signal.SIGKILL
-    store = MilvusStore(str(file), "documents")
-    assert store.metric() == "ip"
-    assert (store.count(), store.digests(["d1"]), store.vectors(["d0"])[0, 0]) == (49, {}, 9)
-    store.close()
-
-
 @pytest.fixture
-def server(tmp_path: Path) -> Iterator[str]:
-    """The URL of milvus-lite's server, in a process of its own."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [
-        Path(sys.executable).parent / "milvus-lite",
-        "server",
-        "--data-dir",
-        tmp_path / "data",
-        "--port",
-        str(port),
-        "--host",
-        "127.0.0.1",
-    ]
-    environment = os.environ | {"PYTHONUNBUFFERED": "1"}
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment) as process:
-        for _ in range(300):
-            with socket.socket() as probe:
-                if probe.connect_ex(("127.0.0.1", port)) == 0:
-                    break
-            time.sleep(0.1)
-        yield f"http://127.0.0.1:{port}"
-        process.terminate()
+def server(tmp_path: Path, serving: Callable[..., AbstractContextManager[str]]) -> Iterator[str]:
+    """The URL of milvus-lite's server."""
+    with serving("milvus-lite", "server", "--data-dir", tmp_path / "data", PYTHONUNBUFFERED="1") as url:
+        yield url
 
 
 def test_a_server_is_used_as_a_file_is(server: str) -> None:

@@ -22,6 +22,9 @@ from offsphere.search.stores import KINDS, open_store
         ("lancedb:#documents", "expected lancedb:FOLDER#TABLE"),
         ("lancedb:folder#", "expected lancedb:FOLDER#TABLE"),
         ("faiss:", "expected faiss:FILE.faiss"),
+        ("parquet:s3://bucket/documents.parquet", "parquet cannot write to s3://"),
+        ("faiss:gs://bucket/documents.faiss", "export to lancedb:s3://BUCKET/FOLDER#TABLE"),
+        ("chroma:s3://bucket/folder", "expected chroma:http://HOST:8000"),
     ],
 )
 def test_a_target_that_names_no_destination(target, said):

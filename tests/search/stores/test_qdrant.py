@@ -1,11 +1,9 @@
 from __future__ import annotations
 
 import json
-import signal
-import subprocess
-import sys
 import uuid
 from collections.abc import Iterator
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
@@ -155,26 +153,6 @@ def test_several_collections_share_a_folder(tmp_path: Path) -> None:
         store.close()
 
 
-def test_a_killed_process_loses_nothing_it_was_told_is_written(tmp_path: Path) -> None:
-    script = f"""
-import os, signal
-import numpy as np
-from offsphere.search.stores import Record, Stamp
-from offsphere.search.stores.qdrant import QdrantStore
-from offsphere.similarity import Similarity
-store = QdrantStore({str(tmp_path)!r}, "documents")
-store.create(8, Stamp(Similarity.parse("dot"), "f"))
-store.write([Record(f"d{{i}}", np.full(8, i, np.float32), 1.0) for i in range(50)])
-store.write([Record("d0", np.full(8, 9, np.float32), 1.0)])
-store.delete(["d1"])
-os.kill(os.getpid(), signal.SIGKILL)
-"""
-    assert subprocess.run([sys.executable, "-c", script]).returncode == -signal.SIGKILL
-    store = QdrantStore(str(tmp_path), "documents")
-    assert (store.count(), store.digests(["d1"]), store.vectors(["d0"])[0, 0]) == (49, {}, 9)
-    store.close()
-
-
 def test_a_collection_without_its_stamp_is_never_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = QdrantStore(str(tmp_path), "documents")
     with monkeypatch.context() as stopped:
@@ -202,7 +180,7 @@ class Routes(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self.answer()
 
-    do_PUT = do_POST = do_DELETE = do_GET
+    do_PUT = do_POST = do_PATCH = do_DELETE = do_GET
 
     def log_message(self, *_: Any) -> None:
         pass
@@ -237,6 +215,13 @@ class Routes(BaseHTTPRequestHandler):
         kind = edge.EdgeVectorParams(size=asked.vectors.size, distance=distance)
         self.open[name] = edge.EdgeShard.create(str(at), edge.EdgeConfig(vectors=kind))
         self.about[name] = (asked.vectors, asked.metadata if self.keeps_metadata else None)
+        return True
+
+    def patch(self, name: str, body: bytes) -> Any:
+        from qdrant_client.models import UpdateCollection
+
+        kind, metadata = self.about[name]
+        self.about[name] = (kind, {**(metadata or {}), **UpdateCollection.model_validate_json(body).metadata})
         return True
 
     def get(self, name: str, _: bytes) -> Any:
@@ -343,6 +328,9 @@ def test_requests_to_a_server_do_what_the_embedded_engine_does(routes: tuple[str
         assert np.allclose([found.score for found in answer], np.sort(scores)[::-1][:10], rtol=1e-4)
     store.delete(["d0", "nobody"])
     assert store.count() == 2099
+    other = replace(STAMP, prompt="")
+    store.sign(other)
+    assert store.stamp() == other
     store.close()
 
 

@@ -51,37 +51,28 @@ def index(tmp_path, documents, raw) -> Path:
 def in_parallel(index: Path, meeting: Path, *targets: str) -> list[list[dict]]:
     """What each of the writers says, once all have ended well."""
     meeting.mkdir()
-    shards = [f"{number}/{SHARDS}" for number in range(1, SHARDS + 1)]
-    writers = [
-        subprocess.Popen(
-            [sys.executable, WRITER, index, shard, meeting, *targets],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for shard in shards
-    ]
-    said = [writer.communicate(timeout=300) for writer in writers]
-    for writer, (_, errors) in zip(writers, said, strict=True):
-        assert writer.returncode == 0, errors
-    return [json.loads(output) for output, _ in said]
+    done = subprocess.run(
+        [sys.executable, WRITER, index, str(SHARDS), meeting, *targets], capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
 
 
-@pytest.mark.parametrize("kind", ["pgvector", "lancedb"])
-def test_three_writers_fill_one_table(kind, index, target, opened, documents, raw, tmp_path):
-    at = target(kind)  # not there yet: all three want to make it
-    rows = [row for (row,) in in_parallel(index, tmp_path / "first", at)]
-    assert sum(row["written"] for row in rows) == COUNT
-    assert {row["kept"] for row in rows} == {0}
-    assert all(COUNT / SHARDS / 2 < row["written"] < COUNT / SHARDS * 2 for row in rows)
-    store = opened(at)
-    ids = [one.id for one in documents]
-    assert store.count() == COUNT
-    assert store.digests(ids) == {one.id: digest_of(one) for one in documents}
-    np.testing.assert_array_equal(store.vectors(ids), QNORM.prepare_document(raw).astype(np.float32))
-    assert store.stamp() == Index.open(index).stamp
-    (again,) = export(IndexedDocuments(Index.open(index)), [at])
-    assert (again.written, again.kept, again.extra) == (0, COUNT, 0)
+def test_three_writers_fill_one_table(index, target, opened, documents, raw, tmp_path):
+    targets = [target("pgvector"), target("lancedb")]  # not there yet: all three want to make them
+    said = in_parallel(index, tmp_path / "first", *targets)
+    for at, rows in zip(targets, zip(*said, strict=True), strict=True):
+        assert sum(row["written"] for row in rows) == COUNT
+        assert {row["kept"] for row in rows} == {0}
+        assert all(COUNT / SHARDS / 2 < row["written"] < COUNT / SHARDS * 2 for row in rows)
+        store = opened(at)
+        ids = [one.id for one in documents]
+        assert store.count() == COUNT
+        assert store.digests(ids) == {one.id: digest_of(one) for one in documents}
+        np.testing.assert_array_equal(store.vectors(ids), QNORM.prepare_document(raw).astype(np.float32))
+        assert store.stamp() == Index.open(index).stamp
+    for again in export(IndexedDocuments(Index.open(index)), targets):
+        assert (again.written, again.kept, again.extra) == (0, COUNT, 0)
 
 
 @pytest.mark.parametrize(("fingerprint", "message"), [("fingerprint", None), ("another", "but holds other vectors")])

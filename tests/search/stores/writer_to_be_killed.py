@@ -1,9 +1,10 @@
-"""Writes batches to the target in its argument, says when each is stored, and waits to be killed."""
+"""Writes, replaces and deletes at the target in its argument, says when each batch is stored, waits to be killed."""
 
 from __future__ import annotations
 
 import sys
 import time
+from dataclasses import replace
 
 import numpy as np
 
@@ -13,6 +14,7 @@ from offsphere.similarity import Similarity
 BATCHES = 8
 SIZE = 50
 DIMENSION = 32
+GONE = "gone"
 STAMP = Stamp(Similarity.parse("dot"), "fingerprint")
 
 
@@ -24,6 +26,10 @@ def batch(number: int) -> list[Record]:
 if __name__ == "__main__":
     store = open_store(sys.argv[1])
     store.create(DIMENSION, STAMP)
+    store.write(
+        [replace(batch(0)[0], text="old", vector=np.zeros(DIMENSION, np.float32)), replace(batch(1)[0], id=GONE)]
+    )
+    store.delete([GONE])
     for number in range(BATCHES):
         store.write(batch(number))
         print(number, flush=True)  # noqa: T201

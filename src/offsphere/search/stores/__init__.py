@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import re
 
 from offsphere.errors import ConfigError
 from offsphere.search.stores.store import Found, Record, Stamp, Store
@@ -22,6 +23,8 @@ KINDS: dict[str, tuple[str, str]] = {
 """Per kind, the class in the module of the same name, and how a target is written."""
 
 FILES = ("faiss", "parquet")
+SCHEMES = {"pgvector": "", "lancedb": "", "qdrant": "https?", "milvus": "https?", "chroma": "https?"}
+"""Which URLs a kind takes, as a regular expression; the others are paths on this machine."""
 DEFAULT_NAME = "documents"
 
 
@@ -48,6 +51,12 @@ def open_store(target: str) -> Store:
     location, mark, collection = (rest, "", "") if kind in FILES else _split(rest)
     if not location or (mark and not collection):
         raise ConfigError(f"{target!r} is no complete destination; expected {form}")
+    url = re.match(r"(\w+)://", location)
+    if url and not re.match(SCHEMES.get(kind, "$"), url[1]):
+        raise ConfigError(
+            f"{kind} cannot write to {url[0]}..., found {target!r}; expected {form}. On object storage, export to "
+            "lancedb:s3://BUCKET/FOLDER#TABLE, or write here and copy the file there"
+        )
     module = importlib.import_module(f"offsphere.search.stores.{kind}")
     arguments = (location,) if kind in FILES else (location, collection or DEFAULT_NAME)
     try:

@@ -25,8 +25,12 @@ def schema(dimension: int, stamp: Stamp | None = None) -> pyarrow.Schema:
 
     types = {"vector": pa.list_(pa.float32(), dimension), "norm": pa.float32(), "text": pa.large_string()}
     fields = [pa.field(name, types.get(name, pa.string()), nullable=False) for name in COLUMNS]
-    noted = {"metric": "ip", "stamp": stamp.to_dict()} if stamp else {}
-    return with_notes(pa.schema(fields), noted)
+    return with_notes(pa.schema(fields), signed(stamp) if stamp else {})
+
+
+def signed(stamp: Stamp) -> dict[str, Any]:
+    """The notes of a table of vectors for the inner product, and of that model."""
+    return {"metric": "ip", "stamp": stamp.to_dict()}
 
 
 def with_notes(schema: pyarrow.Schema, noted: dict[str, Any]) -> pyarrow.Schema:
@@ -34,15 +38,15 @@ def with_notes(schema: pyarrow.Schema, noted: dict[str, Any]) -> pyarrow.Schema:
     return schema.with_metadata({KEY: json.dumps(noted)})
 
 
-def notes(schema: pyarrow.Schema) -> dict[str, Any]:
+def notes(of: pyarrow.Schema | pyarrow.Field) -> dict[str, Any]:
     """What was noted; empty where somebody else made the table."""
-    noted: dict[str, Any] = json.loads((schema.metadata or {}).get(KEY, b"{}"))
+    noted: dict[str, Any] = json.loads((of.metadata or {}).get(KEY, b"{}"))
     return noted
 
 
-def noted_stamp(schema: pyarrow.Schema) -> Stamp | None:
+def noted_stamp(noted: dict[str, Any]) -> Stamp | None:
     """The stamp among the notes."""
-    stored = notes(schema).get("stamp")
+    stored = noted.get("stamp")
     return None if stored is None else Stamp.from_dict(stored)
 
 

@@ -117,6 +117,14 @@ class ChromaStore:
         stored = (self._live().metadata or {}).get(STAMP)
         return None if stored is None else Stamp.from_dict(json.loads(stored))
 
+    def sign(self, stamp: Stamp) -> None:
+        """Note the stamp among the metadata of the collection."""
+        collection = self._live()
+        # Settings of the graph that old versions kept there are in the configuration now, and refused here.
+        said = {name: value for name, value in (collection.metadata or {}).items() if not name.startswith("hnsw:")}
+        with reported(self._target):
+            collection.modify(metadata={**said, STAMP: json.dumps(stamp.to_dict())})
+
     def digests(self, ids: Sequence[str]) -> dict[str, str]:
         """The digests of those documents that are stored."""
         return {

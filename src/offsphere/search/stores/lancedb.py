@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -68,7 +69,7 @@ class LanceStore:
                 statistics = table.index_stats(index.name) if "vector" in index.columns else None
                 if statistics is not None and statistics.distance_type:
                     return "ip" if statistics.distance_type == "dot" else str(statistics.distance_type)
-            return str(arrow.notes(table.schema).get("metric", "none"))
+            return str(self._notes().get("metric", "none"))
 
     def dimension(self) -> int:
         """Of the column of vectors."""
@@ -76,7 +77,13 @@ class LanceStore:
 
     def stamp(self) -> Stamp | None:
         """Which model wrote the table."""
-        return arrow.noted_stamp(self._table().schema)
+        return arrow.noted_stamp(self._notes())
+
+    def sign(self, stamp: Stamp) -> None:
+        """Note the stamp on the column of vectors: the notes of a table that is there cannot be changed."""
+        noted = {"path": "vector", "metadata": {arrow.KEY.decode(): json.dumps(arrow.signed(stamp))}}
+        with reported(self._target):
+            self._table().update_field_metadata(noted)
 
     def digests(self, ids: Sequence[str]) -> dict[str, str]:
         """The digests of those documents that are stored."""
@@ -148,6 +155,10 @@ class LanceStore:
             with reported(self._target):
                 self._opened = self._database.open_table(self._name)
         return self._opened
+
+    def _notes(self) -> dict[str, Any]:
+        schema = self._table().schema
+        return arrow.notes(schema.field("vector")) or arrow.notes(schema)
 
     def _where(self, ids: Sequence[str], column: str) -> Iterator[Any]:
         """Tables with the ids and one column of those documents that are stored."""

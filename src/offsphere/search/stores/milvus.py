@@ -148,6 +148,11 @@ class MilvusStore:
             stored = client.describe_collection(self._collection).get("properties", {}).get(STAMP)
         return None if stored is None else Stamp.from_dict(json.loads(stored))
 
+    def sign(self, stamp: Stamp) -> None:
+        """Note the stamp among the properties of the collection."""
+        with self._asking() as client:
+            client.alter_collection_properties(self._collection, properties={STAMP: json.dumps(stamp.to_dict())})
+
     def digests(self, ids: Sequence[str]) -> dict[str, str]:
         """The digests of those documents that are stored."""
         layout = self._layout()

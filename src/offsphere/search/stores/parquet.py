@@ -73,7 +73,16 @@ class ParquetStore:
 
     def stamp(self) -> Stamp | None:
         """Which model wrote the file."""
-        return arrow.noted_stamp(self._schema())
+        return arrow.noted_stamp(arrow.notes(self._schema()))
+
+    def sign(self, stamp: Stamp) -> None:
+        """Note the stamp in the file, with all that has changed folded in."""
+        with reported(self._target):
+            self._begin()
+            self._settle()
+            schema = self._schema()
+            self._write_rows(arrow.with_notes(schema, {**arrow.notes(schema), **arrow.signed(stamp)}))
+            self._forget()
 
     def digests(self, ids: Sequence[str]) -> dict[str, str]:
         """The digests of those documents that are stored."""
@@ -159,7 +168,7 @@ class ParquetStore:
         from pyarrow import parquet
 
         with replaced(self.path) as temporary, parquet.ParquetWriter(temporary, schema) as writer:
-            for rows in _groups(self._rows(schema.names)):
+            for rows in _groups(rows.cast(schema) for rows in self._rows(schema.names)):
                 writer.write_table(rows, row_group_size=len(rows))
 
     def _schema(self) -> pyarrow.Schema:

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     import psycopg
     from psycopg import sql
 
+KEY = "offsphere"
+"""Of the notes in the comment of a table."""
+
 INDEXABLE = 2000
 """Dimensions that an HNSW index on the type ``vector`` takes; above, a query reads the whole table and is exact."""
 
@@ -99,7 +102,6 @@ class PgvectorStore:
         """
         from psycopg import sql
 
-        comment = json.dumps({"offsphere": {"metric": "ip", "stamp": stamp.to_dict()}})
         with self._refusals(), self._connection.transaction():
             # Only a superuser may make the extension; whoever finds it there need not be one.
             if not self._one("SELECT 1 FROM pg_extension WHERE extname = 'vector'"):
@@ -107,7 +109,7 @@ class PgvectorStore:
             self._connection.execute(self._sql(CREATE, dimension=sql.Literal(dimension)))
             if dimension <= INDEXABLE:
                 self._connection.execute(self._sql(INDEX))
-            self._connection.execute(self._sql("COMMENT ON TABLE {table} IS {comment}", comment=sql.Literal(comment)))
+            self.sign(stamp)
 
     def metric(self) -> str:
         """Of the index on the vectors; where there is none, ``ip`` in a table of ours and ``none`` in another one."""
@@ -126,6 +128,15 @@ class PgvectorStore:
         """Which model wrote the table."""
         stored = self._notes().get("stamp")
         return None if stored is None else Stamp.from_dict(stored)
+
+    def sign(self, stamp: Stamp) -> None:
+        """Note the stamp in the comment; a comment that was there is kept beside it."""
+        from psycopg import sql
+
+        noted = self._comment() | {KEY: {"metric": "ip", "stamp": stamp.to_dict()}}
+        comment = sql.Literal(json.dumps(noted, ensure_ascii=False))
+        with self._refusals():
+            self._connection.execute(self._sql("COMMENT ON TABLE {table} IS {comment}", comment=comment))
 
     def digests(self, ids: Sequence[str]) -> dict[str, str]:
         """The digests of those documents that are stored."""
@@ -207,9 +218,7 @@ class PgvectorStore:
         """What the system catalogues call the table."""
         with self._refusals():
             quoted = self._sql("{table}").as_string(self._connection)
-            found = self._one(
-                "SELECT oid FROM pg_class WHERE oid = to_regclass(%s) AND relkind IN ('r', 'p')", [quoted]
-            )
+            found = self._one(RELATION, [quoted])
         return None if found is None else int(found)
 
     def _there(self) -> int:
@@ -227,14 +236,19 @@ class PgvectorStore:
         return found[0], found[1]
 
     def _notes(self) -> dict[str, Any]:
-        """What ``create`` noted in the comment; empty where somebody else made the table."""
+        """What ``sign`` noted in the comment; empty where somebody else made the table."""
+        noted = self._comment().get(KEY)
+        return noted if isinstance(noted, dict) else {}
+
+    def _comment(self) -> dict[str, Any]:
+        """The comment of the table; one that is no JSON object is the value of ``comment``."""
         with self._refusals():
             comment = self._one("SELECT obj_description(%s, 'pg_class')", [self._there()])
         try:
-            noted: dict[str, Any] = json.loads(comment or "{}")["offsphere"]
-        except (ValueError, KeyError, TypeError):
-            return {}
-        return noted
+            said = json.loads(comment or "{}")
+        except ValueError:
+            said = None
+        return said if isinstance(said, dict) else {"comment": comment}
 
     def _vectors_known(self) -> psycopg.Connection[Any]:
         """The connection, once it knows the type ``vector``, which exists with the extension only."""

@@ -19,6 +19,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from offsphere.errors import StoreError
+from offsphere.search.stores.changes import replaced
 from offsphere.search.stores.engines import MOST_RECORDS, as_json, batches, in_order, reported
 from offsphere.search.stores.store import Found, Record, Stamp, checked
 
@@ -58,6 +59,7 @@ class _Engine(Protocol):
     def create(self, dimension: int, stamp: dict[str, Any]) -> None: ...
     def vectors(self) -> dict[str, tuple[int, str]]: ...
     def stamp(self) -> dict[str, Any] | None: ...
+    def sign(self, stamp: dict[str, Any]) -> None: ...
     def upsert(self, points: list[_Point], name: str) -> None: ...
     def retrieve(self, ids: list[PointId], fields: list[str], name: str | None) -> list[_Point]: ...
     def delete(self, ids: list[PointId]) -> None: ...
@@ -130,6 +132,11 @@ class QdrantStore:
         with reported(self._target):
             stored = self._engine.stamp()
             return None if stored is None else Stamp.from_dict(stored)
+
+    def sign(self, stamp: Stamp) -> None:
+        """Note the stamp beside what the collection's metadata say."""
+        with reported(self._target):
+            self._engine.sign(stamp.to_dict())
 
     def digests(self, ids: Sequence[str]) -> dict[str, str]:
         """The digests of those documents that are stored."""
@@ -226,7 +233,7 @@ class _Shard:
         building.mkdir(parents=True)
         vectors = self._edge.EdgeVectorParams(size=dimension, distance=self._edge.Distance.Dot)
         self._edge.EdgeShard.create(str(building), self._edge.EdgeConfig(vectors=vectors)).close()
-        (building / f"{STAMP}.json").write_text(json.dumps(stamp), encoding="utf-8")
+        _write_stamp(building, stamp)
         building.rename(self._folder)
 
     def vectors(self) -> dict[str, tuple[int, str]]:
@@ -237,6 +244,9 @@ class _Shard:
     def stamp(self) -> dict[str, Any] | None:
         path = self._folder / f"{STAMP}.json"
         return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+
+    def sign(self, stamp: dict[str, Any]) -> None:
+        _write_stamp(self._folder, stamp)
 
     def upsert(self, points: list[_Point], name: str) -> None:
         written = [
@@ -316,6 +326,10 @@ class _Server:
     def stamp(self) -> dict[str, Any] | None:
         return (self._configuration().metadata or {}).get(STAMP)
 
+    def sign(self, stamp: dict[str, Any]) -> None:
+        said = self._configuration().metadata or {}
+        self._client.update_collection(self._collection, metadata={**said, STAMP: stamp})
+
     def upsert(self, points: list[_Point], name: str) -> None:
         written = [
             self._models.PointStruct(
@@ -355,6 +369,11 @@ class _Server:
             if error.status_code == 404:
                 raise StoreError(f"{self._collection!r} does not exist on this server; export to it first") from None
             raise
+
+
+def _write_stamp(folder: Path, stamp: dict[str, Any]) -> None:
+    with replaced(folder / f"{STAMP}.json") as temporary:
+        temporary.write_text(json.dumps(stamp), encoding="utf-8")
 
 
 def _point_id(identifier: str) -> str:

@@ -147,6 +147,9 @@ class Store(Protocol):
     def stamp(self) -> Stamp | None:
         """Which model wrote the live collection; None where nobody said so."""
 
+    def sign(self, stamp: Stamp) -> None:
+        """Note on a collection that somebody else made which model its vectors are of, beside whatever it says."""
+
     def digests(self, ids: Sequence[str]) -> dict[str, str]:
         """The digests of those documents that are stored."""
 
