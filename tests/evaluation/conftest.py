@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 
 import numpy as np
@@ -22,3 +23,23 @@ def embed(queries: np.ndarray, documents: np.ndarray, **settings) -> EmbeddedCol
 @pytest.fixture(name="embed", scope="session")
 def _embed() -> Callable[..., EmbeddedCollection]:
     return embed
+
+
+@pytest.fixture
+def make(tmp_path, sentences):
+    """Writes a collection of 60 documents and 12 queries, each relevant to three documents."""
+
+    def make(name: str, seed: int = 0, settings: str = ""):
+        texts, random = sentences(72, seed), np.random.default_rng(seed)
+        folder = tmp_path / name
+        (folder / "qrels").mkdir(parents=True)
+        for file, first, part in (("corpus", "d", texts[:60]), ("queries", "q", texts[60:])):
+            rows = "".join(json.dumps({"_id": f"{first}{i}", "text": text}) + "\n" for i, text in enumerate(part))
+            (folder / f"{file}.jsonl").write_text(rows, encoding="utf-8")
+        qrels = "".join(f"q{i}\td{j}\t1\n" for i in range(12) for j in random.choice(60, 3, replace=False))
+        (folder / "qrels" / "test.tsv").write_text("query-id\tcorpus-id\tscore\n" + qrels, encoding="utf-8")
+        if settings:
+            (folder / "collection.yaml").write_text(settings, encoding="utf-8")
+        return folder
+
+    return make

@@ -14,7 +14,7 @@ from offsphere.data import load_collection
 from offsphere.errors import ConfigError, DataError, UsageError
 from offsphere.evaluation import per_query, read_trec
 from offsphere.evaluation.compare_runs import RunDifference, compare_runs, compare_values, paired_effect
-from offsphere.evaluation.evaluate import evaluate_encoder
+from offsphere.evaluation.models import evaluate_models
 from offsphere.evaluation.run_files import find_systems
 
 XQUAD = Path(__file__).parents[2] / "datasets" / "xquad_en"
@@ -111,6 +111,7 @@ def random_values(seed: int, datasets: dict[str, int], systems: list[str], lift:
 
 
 def test_macro_means_weigh_datasets_alike_and_holm_spans_systems_and_datasets():
+    """T-F4: the level is corrected for all that is tested."""
     datasets, systems = {"big": 300, "small": 20, "tiny": 10}, ["base", "a", "b"]
     values = random_values(0, datasets, systems, 0.1)
     scopes = {"all": tuple(datasets), "little": ("small", "tiny"), **{name: (name,) for name in datasets}}
@@ -206,7 +207,7 @@ def test_a_run_against_itself_differs_by_nothing(collection, pair, tmp_path):
 
 
 def test_unequal_query_sets_are_refused_unless_missing_ones_count_zero(collection, pair, tmp_path):
-    """T-G4."""
+    """T-G4, and T-F4: the counts say what does not match."""
     part = write_run(tmp_path / "part.trec", right(2, 3, 4))
     with pytest.raises(
         DataError, match=r"one: .* of 8 judged ones base 8, part 3; only some answer 'q0'.*--unanswered"
@@ -357,7 +358,7 @@ def test_names_that_do_not_fit(two):
 def real(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Callable[[str], dict[str, float]]]:
     """Run files of package:wordllama under cosine and dot on xquad_en, and their values by per_query."""
     out = tmp_path_factory.mktemp("real")
-    evaluate_encoder("package:wordllama", [str(XQUAD)], ["cosine", "dot"], out=out)
+    evaluate_models(["package:wordllama"], [str(XQUAD)], ["cosine", "dot"], out=out)
     qrels = load_collection(XQUAD).qrels
 
     def values(name: str) -> dict[str, float]:

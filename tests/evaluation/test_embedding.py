@@ -42,3 +42,14 @@ def test_prompts_of_the_collection_replace_those_of_the_model(encoder, collectio
     np.testing.assert_array_equal(prompted.documents, expected.documents)
     assert np.abs(own.queries - prompted.queries).max() > 1e-3 or side == "document"
     assert np.abs(own.documents - prompted.documents).max() > 1e-3 or side == "query"
+
+
+def test_with_a_cache_nothing_is_encoded_twice(encoder, collection, tmp_path, monkeypatch):
+    first = embed(encoder, collection, cache=tmp_path)
+    monkeypatch.setattr(type(encoder), "forward", lambda *arguments, **settings: pytest.fail("encoded again"))
+    again = embed(encoder, collection, cache=tmp_path)
+    monkeypatch.undo()
+    np.testing.assert_array_equal(first.documents, again.documents)
+    np.testing.assert_array_equal(first.queries, again.queries)
+    expected = embed(encoder, collection)
+    np.testing.assert_allclose(first.documents, expected.documents, rtol=1e-4, atol=1e-5)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from offsphere.errors import ConfigError, DataError
 from offsphere.evaluation import MEASURES, parse_measures, per_query
+from offsphere.evaluation.measures import all_judgements, ceilings
 
 DOCUMENTS = [f"d{i}" for i in range(30)]
 runs = st.dictionaries(
@@ -108,3 +109,68 @@ def test_five_thousand_queries_take_about_a_second():
     values = per_query(run, qrels)
     assert time.process_time() - start < 3  # 0.35 s when nothing else runs
     assert set(values["RR@10"].values()) == {0.25}
+
+
+# Multi-hop questions
+
+
+@given(runs.filter(lambda run: run.keys() & {"q0", "q1", "q2"}), judgements, st.integers(1, 12))
+@settings(deadline=None, max_examples=40)
+def test_all_supports_is_whether_every_relevant_document_is_among_the_first_k(run, qrels, k):
+    values = per_query(run, qrels, [f"AllSupports@{k}", f"R@{k}"])
+    for query, grades in qrels.items():
+        scores = run.get(query, {})
+        first = set(sorted(scores, key=lambda document: (scores[document], document), reverse=True)[:k])
+        supports = {document for document, grade in grades.items() if grade > 0}
+        assert values[f"AllSupports@{k}"][query] == float(bool(supports) and bool(scores) and supports <= first)
+        found = len(supports & first) / len(supports) if supports else 0.0
+        assert values[f"R@{k}"][query] == pytest.approx(found)  # recall of the supports
+
+
+def test_all_supports_is_a_name_like_any_other():
+    assert [str(one) for one in parse_measures(["AllSupports@10", "AllSupports"])] == ["AllSupports@10", "AllSupports"]
+    with pytest.raises(ConfigError, match="did you mean AllSupports"):
+        parse_measures(["AllSuports@10"])
+
+
+# Providers other than trec_eval
+
+
+def test_exponential_gains_take_any_ids_and_add_no_query():
+    """ir-measures hands these to a program that reads numbers only, and prints five digits and a mean."""
+    run = {"who?": {"a": 2.0, "b": 3.0, "c": 1.0}, "où": {"c": 1.0}}
+    qrels = {"où": {"a": 1}, "who?": {"a": 3, "b": 1, "d": 1}, "unanswered": {"a": 1}}
+    values = per_query(run, qrels, ["nDCG(dcg='exp-log2')@10", "ERR@10"])["nDCG(dcg='exp-log2')@10"]
+    gains, ideal = np.array([1, 7, 0]), np.array([7, 1, 1])
+    discount = 1 / np.log2(np.arange(2, 5))
+    assert values == {"où": 0, "who?": pytest.approx(gains @ discount / (ideal @ discount), abs=1e-5), "unanswered": 0}
+
+
+# Judgements of documents that the corpus lacks
+
+
+def test_the_ceiling_is_what_a_perfect_ranking_of_this_corpus_reaches():
+    """T-G8."""
+    qrels, missing = {"q0": {"d0": 2, "d1": 0}, "q1": {"d1": 1}}, {"q0": {"gone": 2, "lost": 0}, "q2": {"gone": 1}}
+    assert all_judgements(qrels, missing) == {
+        "q0": {"d0": 2, "d1": 0, "gone": 2, "lost": 0}, "q1": {"d1": 1}, "q2": {"gone": 1},
+    }  # fmt: skip
+    found = ceilings(qrels, missing, ["nDCG@10", "R@100", "RR@10"])
+    assert found["R@100"] == {"q0": 0.5, "q1": 1.0, "q2": 0.0}
+    assert found["RR@10"] == {"q0": 1.0, "q1": 1.0, "q2": 0.0}
+    assert found["nDCG@10"]["q0"] == pytest.approx(1 / (1 + 1 / np.log2(3)))
+    assert set(ceilings(qrels, {})["nDCG@10"].values()) == {1.0}
+
+
+@given(runs, judgements, judgements)
+@settings(deadline=None, max_examples=40)
+def test_no_ranking_of_the_corpus_is_above_the_ceiling(run, qrels, missing):
+    missing = {
+        query: {f"gone-{document}": grade for document, grade in grades.items()} for query, grades in missing.items()
+    }
+    judged = all_judgements(qrels, missing)
+    if not judged or not run.keys() & judged.keys():
+        return
+    most = ceilings(qrels, missing)
+    for measure, values in per_query(run, judged).items():
+        assert all(value <= most[measure][query] + 1e-12 for query, value in values.items())

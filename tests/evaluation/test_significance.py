@@ -79,7 +79,7 @@ def test_a_single_seed_is_the_textbook_t_test():
 
 
 def test_t_over_queries_and_seeds_by_hand():
-    """Two datasets and three seeds of one variant, following the definitions step by step."""
+    """T-F4, seeds as a factor: two datasets and three seeds, following the definitions step by step."""
     rng = np.random.default_rng(1)
     variant, baseline = [rng.random((3, 20)) + 0.1, rng.random((3, 30))], [rng.random((3, 20)), rng.random((3, 30))]
     differences = [v - b for v, b in zip(variant, baseline, strict=True)]

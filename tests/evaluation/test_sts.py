@@ -12,7 +12,8 @@ from offsphere.data.scored_pairs import ScoredPairs, load_scored_pairs
 from offsphere.encoders import encode
 from offsphere.errors import DataError, EncoderError
 from offsphere.evaluation import PRETRAINED, Result, read_query_values, read_results
-from offsphere.evaluation.evaluate import Subject, evaluate, evaluate_encoder
+from offsphere.evaluation.evaluate import Subject, evaluate
+from offsphere.evaluation.models import evaluate_models
 from offsphere.evaluation.sts import correlations, embed_pairs, evaluate_pairs
 from offsphere.report.tables import print_results
 from offsphere.similarity import Similarity
@@ -22,6 +23,10 @@ STSB = ROOT / "datasets" / "stsb"
 ORDERS = ("Spearman", "Pearson", "Spearman(b,a)", "Pearson(b,a)")
 SYMMETRIC, ONE_SIDED = ("cosine", "dot", "learnable"), ("qnorm", "dnorm")
 SIMILARITIES = {name: Similarity.parse(name) for name in (*SYMMETRIC, *ONE_SIDED)}
+
+
+def evaluated(source, data, similarities=("own",), **settings):
+    return evaluate_models([source], data, similarities, **settings).results
 
 
 def write(path: Path, rows: list[dict]) -> Path:
@@ -77,7 +82,7 @@ def test_every_number_by_the_definition(encoder, pairs):
 
 
 def test_the_order_matters_to_one_sided_similarities_only(static, save, pairs):
-    found = values(evaluate_encoder(str(save(static)), [str(pairs)], list(SIMILARITIES)[:2] + list(ONE_SIDED)))
+    found = values(evaluated(str(save(static)), [str(pairs)], list(SIMILARITIES)[:2] + list(ONE_SIDED)))
     for measure in ("Spearman", "Pearson"):
         for name in ("cosine", "dot"):
             assert found[name, measure] == found[name, f"{measure}(b,a)"]
@@ -90,18 +95,20 @@ def test_the_order_matters_to_one_sided_similarities_only(static, save, pairs):
 def test_rows_are_typed_and_read_back(static, save, pairs, tmp_path):
     """T-64: the same record whatever the similarity, one number each; beside a collection too."""
     source, out = str(save(static)), tmp_path / "out"
-    rows = evaluate_encoder(source, [str(pairs)], ["cosine", "qnorm"], out=out)
+    rows = evaluated(source, [str(pairs)], ["cosine", "qnorm"], out=out)
     assert read_results(out / "results.csv") == rows and len(rows) == 8
     assert read_query_values(out / "per_query.parquet") == []
     for row in rows:
         assert type(row.value) is float and -1 <= row.value <= 1
         assert (row.dataset, row.split, row.n_queries, row.similarity) == ("mine", "test", 40, PRETRAINED)
-    assert evaluate_encoder(source, [str(pairs)], ["cosine", "qnorm"]) == rows
+    assert evaluated(source, [str(pairs)], ["cosine", "qnorm"]) == rows
 
 
 def test_pairs_and_collections_together(static, save, pairs, tmp_path):
     xquad, source, told = str(ROOT / "datasets" / "xquad_en"), str(save(static)), Told()
-    rows = evaluate_encoder(source, [str(pairs), xquad], ["dot"], measures=("RR@10",), out=tmp_path, progress=told)
+    rows = evaluate_models(
+        [source], [str(pairs), xquad], ["dot"], measures=("RR@10",), out=tmp_path, progress=told
+    ).results
     assert [(row.dataset, row.measure) for row in rows] == [*(("mine", one) for one in ORDERS), ("xquad_en", "RR@10")]
     assert told.done == [1, 2]
     assert [file.name for file in (tmp_path / "runs").iterdir()] == ["dot-xquad_en.trec"]
@@ -126,7 +133,7 @@ class Told:
 def test_prompts_reach_their_sides(static, save, pairs):
     """With one prompt a side even cosine is no longer symmetric."""
     source = str(save(static))
-    found = values(evaluate_encoder(source, [str(pairs)], ["cosine"], prompts={"query": "iron rust star "}))
+    found = values(evaluated(source, [str(pairs)], ["cosine"], prompts={"query": "iron rust star "}))
     assert found["cosine", "Spearman"] != found["cosine", "Spearman(b,a)"]
 
 
@@ -156,10 +163,10 @@ def test_what_cannot_be_evaluated_says_why(static, save, tmp_path):
     }
     for says, rows in bad.items():
         with pytest.raises(DataError, match=says):
-            evaluate_encoder(source, [str(write(tmp_path / "pairs.jsonl", rows))], ["dot"])
+            evaluate_models([source], [str(write(tmp_path / "pairs.jsonl", rows))], ["dot"])
     alike = [row | {"score": 1}, row | {"score": 2}]
     with pytest.raises(EncoderError, match=r"encoder on .*, scored as dot: every pair gets the same score"):
-        evaluate_encoder(source, [str(write(tmp_path / "pairs.jsonl", alike))], ["dot"])
+        evaluate_models([source], [str(write(tmp_path / "pairs.jsonl", alike))], ["dot"])
 
 
 def test_what_scored_pairs_are(tmp_path, pairs):
@@ -175,7 +182,7 @@ def test_what_scored_pairs_are(tmp_path, pairs):
 
 def test_real_pairs():
     """package:wordllama on stsb: cosine is well above chance, and one-sided similarities depend on the order."""
-    rows = evaluate_encoder("package:wordllama", [str(STSB)], ["cosine", "dot", "qnorm", "dnorm"])
+    rows = evaluated("package:wordllama", [str(STSB)], ["cosine", "dot", "qnorm", "dnorm"])
     found = values(rows)
     assert {row.n_queries for row in rows} == {375}
     assert 0.6 < found["cosine", "Spearman"] == found["cosine", "Spearman(b,a)"]
@@ -188,8 +195,8 @@ def test_one_evaluation_leaves_nothing_behind_for_the_next(static, transformer, 
     """T-F1: two models in either order, each by its own similarity, give what each gives alone."""
     static.similarity_fn_name, transformer.similarity_fn_name = "dot", "cosine"
     models = {"dot": str(save(static, "static")), "cosine": str(save(transformer, "transformer"))}
-    forward = {name: evaluate_encoder(source, [str(pairs)]) for name, source in models.items()}
-    backward = {name: evaluate_encoder(source, [str(pairs)]) for name, source in reversed(models.items())}
+    forward = {name: evaluated(source, [str(pairs)]) for name, source in models.items()}
+    backward = {name: evaluated(source, [str(pairs)]) for name, source in reversed(models.items())}
     assert forward == backward
     for name, rows in forward.items():
         assert {row.scored_as for row in rows} == {name}

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
-LISTS = ("--train", "--eval", "--data", "--similarities", "--similarity", "--seeds", "--to", "--category")
+import re
+
+LISTS = ("--train", "--eval", "--data", "--similarities", "--similarity", "--seeds", "--lr-grid", "--to", "--category")
 """Flags that take several values: ``--train A B``, ``--train A --train B`` and, for short ones, ``--seeds 0,1``."""
 
 LISTS_BESIDE_ARGUMENTS = ("--delete", "--shards")
-WITH_ARGUMENTS = ("index", "search", "verify", "verify-endpoint", "serve")
+WITH_ARGUMENTS = ("encode", "index", "info", "search", "verify", "verify-endpoint", "serve")
 """Commands with arguments that have no flag. There a flag takes one value, so that an argument can follow it; only
 ``--delete A B`` and ``--shards A B`` take several."""
+
+BETWEEN = re.compile(",(?!gamma_d=)")
+"""A comma between values; the one inside ``gamma_q=0.2,gamma_d=0.9`` is none."""
 
 
 def spread_lists(arguments: list[str]) -> list[str]:
     """``--train A B`` as ``--train A --train B``, and ``--seeds 0,1`` as two seeds."""
-    lists = LISTS_BESIDE_ARGUMENTS if arguments[:1] and arguments[0] in WITH_ARGUMENTS else LISTS
+    command = arguments[0] if arguments else ""
+    lists = LISTS_BESIDE_ARGUMENTS if command in WITH_ARGUMENTS else LISTS
+    if command == "evaluate":
+        lists = (*lists, "--model")
     spread: list[str] = []
     flag: str | None = None
     for argument in arguments:
@@ -32,5 +40,5 @@ def spread_lists(arguments: list[str]) -> list[str]:
 
 
 def _repeat(flag: str, value: str) -> list[str]:
-    separated = flag in ("--similarities", "--similarity", "--seeds") and "gamma_" not in value
-    return [part for one in (value.split(",") if separated else [value]) for part in (flag, one)]
+    separated = flag in ("--similarities", "--similarity", "--seeds", "--lr-grid")
+    return [part for one in (BETWEEN.split(value) if separated else [value]) for part in (flag, one)]

@@ -17,7 +17,7 @@ from offsphere.errors import UsageError
 )
 def compare_runs(
     runs: Annotated[list[Path], typer.Argument(help="run files and folders of them; the first is the baseline")],
-    data: Annotated[list[str], Flag(help="collections that the runs answer")],
+    data: Annotated[list[str], Flag(help="collections that the runs answer, or benchmarks by name")],
     split: Annotated[str, Flag(help="split of the judgements")] = "test",
     measure: Annotated[str, Flag(help="measure, as ir-measures names it")] = "nDCG@10",
     category: Annotated[list[str] | None, Flag(help="NAME=COLLECTION,COLLECTION: show their mean as well")] = None,

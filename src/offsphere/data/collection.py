@@ -28,6 +28,7 @@ class Collection:
         licence: The licence of the data, if the collection states it.
         path: The folder it came from.
         notes: One sentence for each thing that a reader of the results must know about the data.
+        missing: Judgements of documents that the corpus lacks, by query, also by queries that have no others.
 
     Raises:
         DataError: If queries and judgements do not belong together.
@@ -44,6 +45,7 @@ class Collection:
     licence: str | None = None
     path: Path | None = None
     notes: tuple[str, ...] = ()
+    missing: dict[str, dict[str, int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         unpaired = sorted(self.queries.keys() ^ self.qrels.keys())
@@ -91,6 +93,7 @@ class Collection:
             qrels={query: {d: grade for d, grade in self.qrels[query].items() if d in kept} for query in queries},
             excluded={query: ids for query, ids in self.excluded.items() if query in queries},
             notes=(*self.notes, note),
+            missing={query: grades for query, grades in self.missing.items() if query in queries},
         )
 
     def without_prompts(self, sides: Iterable[str]) -> Collection:

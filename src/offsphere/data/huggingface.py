@@ -36,7 +36,7 @@ def read_saved(folder: Path, split: str) -> Iterator[tuple[int, dict[str, Any]]]
         if split not in dataset:
             raise DataError(f"no split {split!r}; this dataset has {', '.join(sorted(dataset))}", folder)
         dataset = dataset[split]
-    yield from _rows(dataset)
+    yield from dataset_rows(dataset)
 
 
 def read_hub(name: str, split: str) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -59,10 +59,11 @@ def read_hub(name: str, split: str) -> Iterator[tuple[int, dict[str, Any]]]:
             f"{name!r} is neither a file or folder here nor a dataset that Hugging Face could load "
             f"({type(error).__name__}: {error}); check the path, or write the name as owner/name or owner/name:config"
         ) from error
-    yield from _rows(dataset)
+    yield from dataset_rows(dataset)
 
 
-def _rows(dataset: Any) -> Iterator[tuple[int, dict[str, Any]]]:
+def dataset_rows(dataset: Any) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Each row of a ``datasets.Dataset`` as (1-based row number, {column: value})."""
     number = 0
     for batch in dataset.with_format("arrow").iter(BATCH):
         for row in batch.to_pylist():

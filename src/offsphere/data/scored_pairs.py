@@ -45,12 +45,17 @@ def load_scored_pairs(source: str | Path, split: str | None = None) -> ScoredPai
     """The pairs of a file with the columns sentence1 and sentence2, or of a folder of ``SPLIT.jsonl``; else None.
 
     Args:
-        source: A file (.jsonl, .csv, .tsv, .parquet), or a folder that is no collection.
+        source: A file (.jsonl, .csv, .tsv, .parquet), a folder that is no collection, or the name of a benchmark
+            where there is neither.
         split: Of a folder; the first of train, dev, test that there is, if None. A file has no splits.
 
     Raises:
         DataError: If the file is malformed, with its line, or the folder has scored pairs but not this split.
     """
+    from offsphere.data.benchmarks import find_benchmark, load_benchmark_pairs
+
+    if benchmark := find_benchmark(source):
+        return load_benchmark_pairs(benchmark, split)
     path = Path(source).expanduser()
     if path.is_dir():
         if is_collection(path):

@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 
 from offsphere.data.beir import load_collection
+from offsphere.data.benchmarks import expand
 from offsphere.data.collection import Collection
-from offsphere.data.settings import read_settings
-from offsphere.errors import ConfigError, DataError
-from offsphere.evaluation.comparison import ALL
+from offsphere.errors import DataError
 from offsphere.evaluation.measures import parse_measures, per_query
 from offsphere.evaluation.ranking import read_trec
 from offsphere.evaluation.run_files import System, find_systems
+from offsphere.evaluation.scopes import arrays_of, collection_name, scopes_of
 from offsphere.evaluation.significance import (
     bootstrap_difference,
     holm,
@@ -158,10 +158,10 @@ def compare_runs(
 
     Args:
         runs: Run files and folders of them (see ``find_systems``); the first system is the baseline.
-        data: Folders of collections.
+        data: Folders of collections, and names of benchmarks.
         split: Of the judgements.
         measure: A name that ir-measures knows.
-        categories: Name to the collections whose mean it is.
+        categories: See ``scopes_of``.
         unanswered_as_zero: Compare runs that answer different queries: where a run has no document for a query that
             another one answers, it counts 0.
         strict: Refuse judgements of documents that the corpus lacks.
@@ -175,8 +175,9 @@ def compare_runs(
     """
     progress = progress or Silent()
     measure = str(parse_measures([measure])[0])
-    names = [_name(Path(one).expanduser()) for one in data]
-    scopes = _scopes(names, categories or {})
+    data = list(chain.from_iterable(map(expand, data)))
+    names = [collection_name(one) for one in data]
+    scopes = scopes_of(names, categories)
     systems = find_systems(runs, names)
     values: dict[str, dict[str, dict[str, float]]] = {}
     scores: list[RunScore] = []
@@ -222,14 +223,12 @@ def compare_values(
         seed: Of the resampling.
     """
     arrays = {dataset: _array(of_systems, systems) for dataset, of_systems in values.items()}
+    of_scopes = {scope: arrays_of(names, arrays) for scope, names in scopes.items()}
     means = {
-        scope: dict(zip(systems, np.mean([arrays[name].mean(1) for name in names], axis=0).tolist(), strict=True))
-        for scope, names in scopes.items()
+        scope: dict(zip(systems, np.mean([array.mean(1) for array in of], axis=0).tolist(), strict=True))
+        for scope, of in of_scopes.items()
     }
-    found = {
-        scope: _against_baseline([arrays[name] for name in names], means[scope], systems, scope, seed)
-        for scope, names in scopes.items()
-    }
+    found = {scope: _against_baseline(of, means[scope], systems, scope, seed) for scope, of in of_scopes.items()}
     of_datasets = _corrected(list(chain.from_iterable(found[scope] for scope in found if scope in arrays)))
     of_groups = chain.from_iterable(_corrected(found[scope]) for scope in found if scope not in arrays)
     return RunComparison(
@@ -244,25 +243,6 @@ def compare_values(
         notes=tuple(notes),
         values=values,
     )
-
-
-def _name(folder: Path) -> str:
-    return read_settings(folder).name or folder.resolve().name
-
-
-def _scopes(names: Sequence[str], categories: Mapping[str, Sequence[str]]) -> dict[str, tuple[str, ...]]:
-    taken = [*([ALL] if len(names) > 1 else []), *categories, *names]
-    if twice := sorted({name for name in taken if taken.count(name) > 1}):
-        raise ConfigError(f"{twice[0]!r} names two of: the mean over all, categories, collections; rename one")
-    for category, members in categories.items():
-        if unknown := [name for name in members if name not in names]:
-            raise ConfigError(
-                f"category {category!r} names {unknown[0]!r}, which is not in --data; expected {', '.join(names)}"
-            )
-        if not members or len(set(members)) < len(members):
-            raise ConfigError(f"category {category!r} must name each of its collections once, found {members!r}")
-    everything = {ALL: tuple(names)} if len(names) > 1 else {}
-    return everything | {name: tuple(of) for name, of in categories.items()} | {name: (name,) for name in names}
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,7 +17,11 @@ if TYPE_CHECKING:
 
 
 def embed(
-    model: SentenceTransformer, collection: Collection, batch_size: int = 64, progress: bool = False
+    model: SentenceTransformer,
+    collection: Collection,
+    batch_size: int = 64,
+    progress: bool = False,
+    cache: Path | None = None,
 ) -> EmbeddedCollection:
     """The collection with raw embeddings of its queries and documents; its prompts, if any, replace the model's.
 
@@ -25,10 +30,14 @@ def embed(
         collection: What to encode.
         batch_size: Texts in one forward pass.
         progress: Show a progress bar a side.
+        cache: Folder of embeddings by text (see ``encoding.cache``), where ``offsphere encode --cache`` puts them too.
     """
+    from offsphere.encoding.cache import encode_cached
 
     def embeddings(side: Side, texts: dict[str, str]) -> np.ndarray:
         prompt = collection.prompts.get(side)
+        if cache is not None:
+            return encode_cached(model, [*texts.values()], side, prompt=prompt, cache=cache)
         return encode(model, [*texts.values()], side, prompt=prompt, batch_size=batch_size, progress=progress)
 
     queries, documents = embeddings("query", collection.queries), embeddings("document", collection.documents)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -90,11 +90,30 @@ def rank(
         EncoderError: If scores may not fit float32.
     """
     document_ids = list(embedded.collection.documents)
-    order = np.array(sorted(range(len(document_ids)), key=document_ids.__getitem__, reverse=True), dtype=np.int64)
+    order = _by_id(document_ids)
     search = ExactSearch(embedded.documents, gamma_d=similarity.gammas[1], order=order, block_size=block_size)
     queries = similarity.prepare_query(embedded.queries.astype(np.float64))
     indices, scores = search.search(queries, k, excluded_pairs(embedded.collection, document_ids))
     return Ranking(list(embedded.collection.queries), document_ids, indices, scores)
+
+
+def rescored(ranking: Ranking, embedded: EmbeddedCollection, similarity: Similarity) -> Ranking:
+    """The same documents with the scores of another similarity of the same gamma_d, bit for bit as ``rank`` gives them.
+
+    For one query the ranking depends on gamma_d alone, so one search serves all similarities that share it.
+
+    Args:
+        ranking: Of ``rank``, under a similarity of this gamma_d.
+        embedded: What was ranked.
+        similarity: Whose scores to give.
+    """
+    kept = np.unique(ranking.indices[ranking.indices >= 0])
+    order = _by_id([ranking.document_ids[row] for row in kept])
+    search = ExactSearch(embedded.documents[kept], gamma_d=similarity.gammas[1], order=order)
+    rows = np.where(ranking.indices >= 0, np.searchsorted(kept, ranking.indices), -1)
+    queries = similarity.prepare_query(embedded.queries.astype(np.float64))
+    found, scores = search.rescore(queries, rows, ranking.indices.shape[1])
+    return replace(ranking, indices=np.where(found >= 0, kept[found], -1), scores=scores)
 
 
 def write_trec(ranking: Ranking, path: Path, tag: str) -> None:
@@ -163,6 +182,11 @@ def excluded_pairs(collection: Collection, ordered_ids: list[str]) -> tuple[np.n
     ]
     rows, positions = np.array(pairs, dtype=np.int64).reshape(-1, 2).T
     return rows, positions
+
+
+def _by_id(document_ids: list[str]) -> np.ndarray:
+    """(D,) the order in which trec_eval breaks ties: by id, descending."""
+    return np.array(sorted(range(len(document_ids)), key=document_ids.__getitem__, reverse=True), dtype=np.int64)
 
 
 def _refuse_space(name: str, path: Path) -> None:

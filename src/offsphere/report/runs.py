@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from offsphere.evaluation.compare_runs import RunComparison, RunDifference, RunScore
+from offsphere.evaluation.scopes import units_of
 from offsphere.report.figures import INK, SERIES, panels_figure, to_svg
 from offsphere.report.page import template
 from offsphere.report.summary import MISSING, SIGNIFICANT, Cell, p_value, points, signed
@@ -79,15 +80,15 @@ def print_run_comparison(console: Console, comparison: RunComparison) -> None:
 def write_run_comparison(comparison: RunComparison, folder: Path) -> None:
     """Write the comparison into the folder.
 
-    ``scores.csv`` has a row a run file, ``differences.csv`` one a system and scope, ``per_query.csv`` one a query and
-    system, all with full precision; ``runs.tex`` and ``runs.html`` have the tables as printed, and
-    ``per-query-COLLECTION.svg`` the differences query by query.
+    ``scores.csv`` has a row a run file, where such were read, ``differences.csv`` one a system and scope,
+    ``per_query.csv`` one a query and system, all with full precision; ``runs.tex`` and ``runs.html`` have the tables
+    as printed, and ``per-query-COLLECTION.svg`` the differences query by query.
     """
     folder.mkdir(parents=True, exist_ok=True)
     shown = tables(comparison)
     figures = {name: win_loss_plot(comparison, name, f"per-query-{i}") for i, name in enumerate(comparison.values)}
     files = {
-        "scores.csv": _csv(RunScore, comparison.scores),
+        **({"scores.csv": _csv(RunScore, comparison.scores)} if comparison.scores else {}),
         "differences.csv": _csv(RunDifference, comparison.differences),
         "per_query.csv": _per_query(comparison),
         "runs.tex": latex(shown),
@@ -169,11 +170,11 @@ def _difference(comparison: RunComparison, system: str, scope: str) -> RunDiffer
 
 def _scores(comparison: RunComparison) -> Table:
     rows, best = [], set()
-    counts = {score.dataset: score.n_queries for score in comparison.scores}
+    counts = {dataset: len(of_systems[comparison.baseline]) for dataset, of_systems in comparison.values.items()}
     for i, (scope, datasets) in enumerate(comparison.scopes.items()):
         cells = [_cell(comparison, system, scope) for system in comparison.systems]
         best |= {(i, j) for j, cell in enumerate(cells, 2) if cell.best}
-        name = scope if len(datasets) == 1 else f"{scope} (mean of {len(datasets)})"
+        name = scope if len(datasets) == 1 else f"{scope} (mean of {units_of(datasets)})"
         rows.append((name, f"{sum(counts[one] for one in datasets):,}", *map(_words, cells)))
     title = f"{comparison.measure} × 100, {comparison.split}, baseline {comparison.baseline}"
     return Table(title, ("", "queries", *comparison.systems), rows, LEGEND, frozenset(best))

@@ -56,7 +56,7 @@ def print_results(console: Console, rows: Sequence[Result]) -> None:
         table = new_table(f"{rows[0].model}, × 100", "dataset")
         number = "queries" if SWAPPED not in measures[-1] else "pairs"
         for name in (number, "scored as", *measures):
-            header = plain(name.replace(SWAPPED, f"\n{SWAPPED}"))
+            header = plain(name.replace("(", "\n(", 1))
             table.add_column(header, justify="left" if name == "scored as" else "right")
         for (dataset, _, scored_as), group in found.items():
             if tuple(row.measure for row in group) == measures:
