@@ -75,7 +75,7 @@ def test_every_module_has_a_docstring_and_imports():
 
 def test_exit_codes_follow_the_tree():
     classes = [value for value in vars(errors).values() if isinstance(value, type) and issubclass(value, Exception)]
-    assert len(classes) == 9 and all(issubclass(one, OffsphereError) for one in classes)
+    assert len(classes) == 10 and all(issubclass(one, OffsphereError) for one in classes)
     assert {one.__name__ for one in classes if one.exit_code == 2} == {"UsageError", "ConfigError"}
     assert {one.exit_code for one in classes} == {1, 2}
     assert issubclass(ConfigError, UsageError)

@@ -7,6 +7,7 @@ OffsphereError          exit 1, something went wrong while running
 ├── EncoderError        exit 1, an encoder cannot be opened or cannot do what was asked
 ├── TrainingError       exit 1, training stopped: loss not finite, nothing to train
 ├── RunError            exit 1, a run folder is missing parts, or belongs to another configuration
+├── EmbeddingsError     exit 1, embeddings on disk are unfinished or damaged, or belong to another model
 ├── IndexFolderError    exit 1, an index is missing parts, or belongs to another model or similarity
 └── StoreError          exit 1, a vector database refuses, cannot hold, or would change what it is given
 """
@@ -58,6 +59,10 @@ class TrainingError(OffsphereError):
 
 class RunError(OffsphereError):
     """A run folder lacks parts, or belongs to another configuration."""
+
+
+class EmbeddingsError(OffsphereError):
+    """Embeddings on disk are unfinished or damaged, or belong to another model, prompt or text."""
 
 
 class IndexFolderError(OffsphereError):

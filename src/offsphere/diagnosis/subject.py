@@ -54,6 +54,8 @@ def embed_material(encoder: Encoder, material: Material, progress: Progress) -> 
     Raises:
         EncoderError: If an embedding is NaN or infinite.
     """
+    from offsphere.encoding.cache import cache_at_hand
+
     collection = material.collection
     for note in collection.notes:
         progress.say(f"note: {collection.name}: {note}")
@@ -61,7 +63,7 @@ def embed_material(encoder: Encoder, material: Material, progress: Progress) -> 
     progress.say(f"encode {counts} of {collection.name} ({collection.split}) with {encoder.source}")
     done = progress.start("encode", len(collection.queries) + len(collection.documents))
     with _counted(encoder.model, done):
-        return embed(encoder.model, collection)
+        return embed(encoder.model, collection, cache=cache_at_hand())
 
 
 @contextmanager
