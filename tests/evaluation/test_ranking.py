@@ -124,6 +124,15 @@ def test_a_zero_document_scores_zero(embed, similarity):
     assert ranking.scores[0, 1] == 0
 
 
+def test_a_document_without_text_is_no_answer(embed):  # T-I2: 0 would be the best score here
+    texts = {"d0": "text", "d1": " ", "d2": "text"}
+    vectors = [[-2.0, 0.0], [0.0, 0.0], [-1.0, 0.0]]
+    for similarity in SIMILARITIES:
+        ranking = rank(embed([[1.0, 0.0]], vectors, texts=texts, excluded={"q0": frozenset({"d1"})}), similarity, 3)
+        assert sorted(ranking.run()["q0"]) == ["d0", "d2"]
+        assert "d1" in rank(embed([[1.0, 0.0]], vectors), similarity, 3).run()["q0"], "canary"
+
+
 def test_products_too_small_for_float32_tie_whatever_their_sign(embed):
     ranking = rank(embed([[1e-30]], [[1e-30], [-1e-30], [0.0]]), DOT, 3)
     assert ranking.scores.tolist() == [[0, 0, 0]]

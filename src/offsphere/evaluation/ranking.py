@@ -74,8 +74,8 @@ def rank(
 ) -> Ranking:
     """The k best documents of every query: score descending, ties by document id descending, as trec_eval orders.
 
-    The collection's exclusions are taken out before the choice of the k best, so that the list is refilled. A zero
-    vector scores 0; an empty text keeps whatever embedding the encoder gave it. Scores are summed in float64 and
+    The collection's exclusions and the documents without text are taken out before the choice of the k best, so that
+    the list is refilled. A zero vector scores 0. Scores are summed in float64 and
     rounded to float32 once, which hides the rounding of the sums: the ranking is the same for every block size and
     every order of the corpus.
 
@@ -170,14 +170,20 @@ def _check(embeddings: np.ndarray, ids: list[str], what: str) -> None:
 
 
 def excluded_pairs(collection: Collection, ordered_ids: list[str]) -> tuple[np.ndarray, np.ndarray]:
-    """Rows and positions of the documents that a query must not get, sorted by row."""
-    if not (collection.excluded or collection.exclude_self):
+    """Rows and positions of the documents that a query must not get, sorted by row.
+
+    A document without text is never an answer: its score says nothing, and 0 is the best one where all are negative.
+    """
+    without_text = {document for document, text in collection.documents.items() if not text.strip()}
+    if not (collection.excluded or collection.exclude_self or without_text):
         return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
     position = {document: i for i, document in enumerate(ordered_ids)}
     pairs = [
         (row, position[document])
         for row, query in enumerate(collection.queries)
-        for document in collection.excluded.get(query, frozenset()) | ({query} if collection.exclude_self else set())
+        for document in without_text
+        | collection.excluded.get(query, frozenset())
+        | ({query} if collection.exclude_self else set())
         if document in position
     ]
     rows, positions = np.array(pairs, dtype=np.int64).reshape(-1, 2).T
