@@ -23,6 +23,7 @@ test: $(READY) ## set up, then run the tests
 
 lint: $(READY) ## ruff (rules and format) and mypy
 	$(BIN)/ruff check .
+	$(BIN)/ruff check --preview --select PLW1514 src
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
