@@ -8,11 +8,14 @@ import sys
 from pathlib import Path
 
 import pytest
+from typer.main import get_command
 
 from offsphere import cli
-from offsphere.config import CompareConfig
+from offsphere.cli.app import app
+from offsphere.config import CompareConfig, TrainConfig
 
 ROOT = Path(__file__).parents[1]
+NEEDED = ["--model", "nothing", "--train", "nowhere", "--out", "out"]
 XQUAD = str(ROOT / "datasets" / "xquad_en")
 
 
@@ -37,16 +40,58 @@ def test_exponents_are_one_value_though_they_hold_a_comma() -> None:
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("command", ["compare", "evaluate", "report"])
+@pytest.mark.parametrize("command", ["compare", "evaluate", "report", "train"])
 def test_help_shows_an_example(command: str) -> None:
     shown = offsphere(command, "--help")
     assert shown.returncode == 0
     assert f"Example: offsphere {command}" in " ".join(shown.stdout.split())
 
 
-def test_every_setting_has_a_description() -> None:
-    undescribed = [name for name, field in CompareConfig.model_fields.items() if not field.description]
+@pytest.mark.parametrize("kind", [CompareConfig, TrainConfig])
+def test_every_setting_has_a_description_and_a_flag(kind: type[CompareConfig | TrainConfig]) -> None:
+    undescribed = [name for name, field in kind.model_fields.items() if not field.description]
     assert undescribed == []
+    command = {CompareConfig: "compare", TrainConfig: "train"}[kind]
+    flags = {flag for one in get_command(app).commands[command].params for flag in one.opts}
+    assert {f"--{name.replace('_', '-')}" for name in kind.model_fields} - flags == {"--processes"}
+    assert {"--config", "--json", "--seed"} <= flags
+
+
+def test_flags_reach_the_settings_with_their_types(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    seen: list[TrainConfig] = []
+    monkeypatch.setattr(
+        "offsphere.training.train.train", lambda settings, progress: seen.append(settings) or sys.exit(0)
+    )
+    given = {
+        "--model": "m", "--train": "a b", "--out": str(tmp_path), "--seed": "3", "--lr-grid": "1e-6,2e-6",
+        "--scale": "20", "--dropout": "0", "--max-grad-norm": "0", "--tokens-per-batch": "512", "--similarity": "dnorm",
+    }  # fmt: skip
+    words = [word for flag, value in given.items() for word in (flag, *value.split(" "))]
+    monkeypatch.setattr("sys.argv", ["offsphere", "train", *words, "--stop-when-converged"])
+    monkeypatch.setattr("offsphere.cli.train.quiet_libraries", lambda: None)
+    with pytest.raises(SystemExit):
+        cli.main()
+    expected = TrainConfig(
+        model="m", train=["a", "b"], out=tmp_path, seeds=[3], lr_grid=[1e-6, 2e-6], scale=20.0, dropout=0.0,
+        max_grad_norm=0.0, tokens_per_batch=512, similarity="dnorm", stop_when_converged=True,
+    )  # fmt: skip
+    assert seen == [expected]
+
+
+@pytest.mark.parametrize(
+    ("command", "goes_on"), [("train", True), ("compare", True), ("mine", False), ("serve", False), ("evaluate", False)]
+)
+def test_ctrl_c_promises_to_go_on_only_where_that_is_true(
+    command: str, goes_on: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*arguments: object, **named: object) -> None:
+        sys.exit(130)
+
+    monkeypatch.setattr("offsphere.cli.app", interrupted)
+    monkeypatch.setattr("sys.argv", ["offsphere", command])
+    with pytest.raises(SystemExit, match="130"):
+        cli.main()
+    assert capsys.readouterr().err == "stopped" + "; the same command goes on from here" * goes_on + "\n"
 
 
 def test_help_does_not_wait_for_torch() -> None:
@@ -64,6 +109,8 @@ def test_help_does_not_wait_for_torch() -> None:
         (["evaluate", "--model", "package:wordllama", "--data", "nowhere"], 1, "nowhere"),
         (["evaluate", "--model", "package:wordllama", "--data", XQUAD, "--similarity", "euclid"], 2, "expected one of"),
         (["report", "nowhere"], 1, "nowhere"),
+        (["train", "--measure", "nDGC@10", *NEEDED], 2, "did you mean nDCG@10?"),
+        (["train", "--similarity", "cosin", *NEEDED], 2, "expected one of cosine, dot, qnorm, dnorm, learnable"),
     ],
 )
 def test_exit_codes_and_what_to_do(arguments: list[str], code: int, says: str) -> None:

@@ -30,7 +30,7 @@ def write(tmp_path):
 
 
 def test_defaults_are_those_of_the_paper():
-    config = read_config(None, NEEDED)
+    config = read_config(CompareConfig, None, NEEDED)
     assert config.similarities == list(NAMES) and config.seeds == [0, 42, 1337]
     assert config.scale == "auto" and config.weight_decay == 0.01 and config.schedule == "cosine"
     assert config.warmup_ratio == 0 and config.split == "test" and config.init == "pretrained"
@@ -43,17 +43,19 @@ def test_defaults_are_those_of_the_paper():
 
 def test_flags_stand_before_the_file_and_the_file_before_defaults(write):
     path = write(NEEDED | {"steps": 10, "split": "dev", "seeds": [1]})
-    config = read_config(path, {"steps": 20, "split": None, "max_pairs": 5})
+    config = read_config(CompareConfig, path, {"steps": 20, "split": None, "max_pairs": 5})
     assert (config.steps, config.split, config.seeds, config.max_pairs) == (20, "dev", [1], 5)
 
 
 def test_a_flag_that_is_false_or_zero_counts(write):
-    config = read_config(write(NEEDED | {"strict": True, "freeze_layers": 3}), {"strict": False, "freeze_layers": 0})
+    config = read_config(
+        CompareConfig, write(NEEDED | {"strict": True, "freeze_layers": 3}), {"strict": False, "freeze_layers": 0}
+    )
     assert config.strict is False and config.freeze_layers == 0
 
 
 def test_the_file_is_utf8(write):
-    config = read_config(write(NEEDED | {"query_prompt": "frage für → "}), {})
+    config = read_config(CompareConfig, write(NEEDED | {"query_prompt": "frage für → "}), {})
     assert config.query_prompt == "frage für → "
 
 
@@ -68,20 +70,20 @@ def test_the_file_is_utf8(write):
 )
 def test_a_file_that_holds_no_settings(write, content, message):
     with pytest.raises(ConfigError, match=message):
-        read_config(write(content), NEEDED)
+        read_config(CompareConfig, write(content), NEEDED)
 
 
 def test_a_file_that_cannot_be_read(tmp_path):
     for path in (tmp_path / "absent.yaml", tmp_path):
         with pytest.raises(ConfigError, match=f"cannot read --config {path}"):
-            read_config(path, NEEDED)
+            read_config(CompareConfig, path, NEEDED)
 
 
 def test_a_file_in_another_encoding(tmp_path):
     path = tmp_path / "latin.yaml"
     path.write_bytes("query_prompt: für\n".encode("latin-1"))
     with pytest.raises(ConfigError, match=r"latin\.yaml"):
-        read_config(path, NEEDED)
+        read_config(CompareConfig, path, NEEDED)
 
 
 # What is refused
@@ -99,23 +101,23 @@ def test_a_file_in_another_encoding(tmp_path):
 )
 def test_an_unknown_setting(write, name, suggestion):
     with pytest.raises(ConfigError, match=f"unknown setting '{name}'{suggestion}".replace("?", r"\?")):
-        read_config(write(NEEDED | {name: 1}), {})
+        read_config(CompareConfig, write(NEEDED | {name: 1}), {})
 
 
 def test_a_setting_that_is_no_name(write):
     with pytest.raises(ConfigError, match="unknown setting '7'"):
-        read_config(write("7: 1\n"), NEEDED)
+        read_config(CompareConfig, write("7: 1\n"), NEEDED)
 
 
 @pytest.mark.parametrize("name", NEEDED)
 def test_a_missing_setting(name):
     with pytest.raises(ConfigError, match=f"{name} is missing; give --{name} or '{name}:' in the configuration file"):
-        read_config(None, {key: value for key, value in NEEDED.items() if key != name})
+        read_config(CompareConfig, None, {key: value for key, value in NEEDED.items() if key != name})
 
 
 def test_every_fault_is_named_at_once():
     with pytest.raises(ConfigError) as caught:
-        read_config(None, {"model": "m", "stepz": 3, "dropout": 2})
+        read_config(CompareConfig, None, {"model": "m", "stepz": 3, "dropout": 2})
     for part in ("train is missing", "eval is missing", "out is missing", "did you mean 'steps'", "dropout: "):
         assert part in str(caught.value)
 
@@ -146,7 +148,7 @@ def test_every_fault_is_named_at_once():
 def test_an_impossible_value(name, values):
     for value in values:
         with pytest.raises(ConfigError) as caught:
-            read_config(None, NEEDED | {name: value})
+            read_config(CompareConfig, None, NEEDED | {name: value})
         assert "Value error" not in str(caught.value)
         assert name in str(caught.value) or name == "similarities"
 
@@ -161,19 +163,19 @@ def test_messages_say_why():
         ({"dropout": 1.5}, r"dropout: .*less than 1.*found 1\.5"),
     ]:
         with pytest.raises(ConfigError, match=message):
-            read_config(None, NEEDED | settings)
+            read_config(CompareConfig, None, NEEDED | settings)
 
 
 def test_similarities_may_be_given_as_exponents():
     given_as = ["cosine", {"gamma_q": 1 / 3, "gamma_d": 0.9}, "gamma_q=0.25,gamma_d=1", {"gamma_q": 1, "gamma_d": 0}]
-    config = read_config(None, NEEDED | {"similarities": given_as})
+    config = read_config(CompareConfig, None, NEEDED | {"similarities": given_as})
     parsed = [Similarity.parse(name) for name in config.similarities]
     assert [similarity.gammas for similarity in parsed] == [(1, 1), (1 / 3, 0.9), (0.25, 1), (1, 0)]
     assert config.similarities[-1] == "qnorm"
 
 
 def test_settings_do_not_change_afterwards():
-    config = read_config(None, NEEDED)
+    config = read_config(CompareConfig, None, NEEDED)
     with pytest.raises(ValueError, match="frozen"):
         config.steps = 3
 
@@ -205,10 +207,10 @@ exponents = st.tuples(st.floats(0, 1), st.floats(0, 1)).map(lambda pair: {"gamma
     gammas=exponents.filter(lambda pair: tuple(pair.values()) not in FIXED.values()),
 )
 def test_what_is_written_reads_back_the_same(tmp_path_factory, settings, gammas):
-    config = read_config(None, settings | {"out": "runs/ü", "similarities": ["dot", "cosine", gammas]})
+    config = read_config(CompareConfig, None, settings | {"out": "runs/ü", "similarities": ["dot", "cosine", gammas]})
     path = tmp_path_factory.getbasetemp() / "resolved.yaml"
     path.write_text(as_yaml(config), encoding="utf-8")
-    again = read_config(path, {})
+    again = read_config(CompareConfig, path, {})
     assert again == config and as_yaml(again) == as_yaml(config)
     assert set(yaml.safe_load(as_yaml(config))) == set(CompareConfig.model_fields)  # resolved: nothing left unsaid
 

@@ -1,4 +1,4 @@
-"""Every command and script that README and docs show, run as shown; comparisons are only made smaller."""
+"""Every command and script that README and docs show, run as shown; trainings are only made smaller."""
 
 from __future__ import annotations
 
@@ -44,8 +44,9 @@ def run_shell(command: str, folder: Path) -> None:
         declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
         assert {one for group in extras for one in group.split(",")} <= declared.keys()
     else:
-        assert words[0] == "offsphere", f"the docs show a command that no test can run: {command}"
-        run(words + (shlex.split(SMALLER) if words[1] == "compare" else []), folder)
+        assert words[0] in ("offsphere", "torchrun"), f"the docs show a command that no test can run: {command}"
+        trains = {"compare", "train"} & set(words)
+        run(words + (shlex.split(SMALLER) if trains else []), folder)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -16,7 +16,7 @@ import yaml
 from rich.console import Console
 
 from offsphere.cli.app import Shown, quiet_libraries
-from offsphere.config import read_config
+from offsphere.config import CompareConfig, read_config
 from offsphere.diagnosis.diagnose import diagnose
 from offsphere.encoders import open_encoder, randomise, save_encoder
 from offsphere.similarity import Similarity
@@ -39,7 +39,9 @@ class Study:
         for training in self.plan["encoders"][name].get("training", self.plan["training"]):
             self.diagnose(name, training)
             with Shown() as progress:
-                compare(read_config(None, self.settings(name, training) | {"learning_rate": rate}), progress)
+                compare(
+                    read_config(CompareConfig, None, self.settings(name, training) | {"learning_rate": rate}), progress
+                )
 
     def settings(self, name: str, training: str) -> dict[str, Any]:
         """What ``offsphere compare`` is asked for."""
@@ -71,7 +73,7 @@ class Study:
             grid = {"similarities": ["cosine"], "seeds": [encoder["seeds"][0]], "learning_rate": rate, "out": folder}
             only = {"eval": [str(self.data / first)]}
             with Shown() as progress:
-                compare(read_config(None, self.settings(name, first) | grid | only), progress)
+                compare(read_config(CompareConfig, None, self.settings(name, first) | grid | only), progress)
             variant = next(folder.glob("variants/cosine-*/variant.json"))
             scores[rate] = json.loads(variant.read_text())["validation"]
         best = max(scores, key=lambda rate: scores[rate])

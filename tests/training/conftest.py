@@ -181,6 +181,7 @@ def train(pairs: TrainingPairs, dev: Collection, plan: Plan, tmp_path: Path) -> 
         scale: float = 20.0,
         dev: Sequence[Collection] = (dev,),
         on_step: Callable[[int], None] = lambda step: None,
+        say: Callable[[str], None] = lambda text: None,
         **changed: Any,
     ) -> Trained:
         return train_variant(
@@ -193,6 +194,7 @@ def train(pairs: TrainingPairs, dev: Collection, plan: Plan, tmp_path: Path) -> 
             dev=dev,
             log=tmp_path / "log.jsonl",
             on_step=on_step,
+            say=say,
         )
 
     return run

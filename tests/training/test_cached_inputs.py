@@ -22,10 +22,10 @@ from transformers import (
     RobertaConfig,
 )
 
+from offsphere.cached_inputs import CachedTokens, FrozenTrunk, cached_input, original_input
 from offsphere.encoders import encode, limit_length, set_dropout
 from offsphere.errors import ConfigError, EncoderError
 from offsphere.losses import InfoNCELoss
-from offsphere.training.cached_inputs import CachedTokens, FrozenTrunk, cached_input, original_input
 from offsphere.training.trainer import trainable_state
 
 QUERIES = ["topic1word1 noise2", "topic2word0", "topic3word3 topic3word4 noise1 noise2 noise3", "noise5"]
@@ -241,7 +241,7 @@ class TestArchitectures:
     def test_a_split_that_gives_other_numbers_is_refused(
         self, open_transformer: Callable[[str], Transformer], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("offsphere.training.cached_inputs.FrozenTrunk._read", shifted(FrozenTrunk._read))
+        monkeypatch.setattr("offsphere.cached_inputs.FrozenTrunk._read", shifted(FrozenTrunk._read))
         with pytest.raises(EncoderError, match=r"BertModel cannot be split exactly \(the outputs differ by"):
             FrozenTrunk(open_transformer("bert"), 1)
 

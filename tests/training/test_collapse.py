@@ -72,7 +72,7 @@ def trained(plan: Plan, tmp_path) -> Callable[..., tuple[CollapseGuard, int, lis
         loss = InfoNCELoss(model, similarity, 20.0, known_positives)
         trainer = RetrieverTrainer(
             model=model,
-            args=training_arguments(settled, 0, str(tmp_path), True, False, {}),
+            args=training_arguments(settled, 0, tmp_path, model, True, False, {}),
             train_dataset=dataset,
             loss=loss,
             evaluator=Validation([dev()], loss, 64),

@@ -145,7 +145,7 @@ class TestFolder:
         assert stored["similarities"] == list(NAMES)
         assert (stored["steps"], stored["batch_size"], stored["learning_rate"]) == (6, 12, 0.1)
         asked = settings(finished_run).model_dump(mode="json", exclude={"out"})
-        assert {name: stored[name] for name in asked} == asked
+        assert {name: stored[name] for name in asked} == asked | {"processes": 1}
 
     def test_the_log_has_every_training(self, finished_run: Path) -> None:
         lines = [json.loads(line) for line in (finished_run / "log.jsonl").read_text(encoding="utf-8").splitlines()]
@@ -339,7 +339,7 @@ class TestVariations:
     ) -> None:
         """The first token of a BERT whose last LayerNorm is as it was made has the same length everywhere."""
         encoder = write_encoder(tmp_path, bert_config(), "cls")
-        monkeypatch.setattr("offsphere.training.compare.train_variant", pytest.fail)
+        monkeypatch.setattr("offsphere.training.run.train_variant", pytest.fail)
         with pytest.raises(EncoderError, match=r"the same length.*\n.*cosine only"):
             compare(settings(tmp_path / "run", model=str(encoder)))
         assert not list((tmp_path / "run" / "variants").iterdir())

@@ -29,8 +29,8 @@ class TestRepeating:
     ) -> None:
         before = content(finished_run)
         stored = json.loads(before["comparison.json"][1])
-        monkeypatch.setattr("offsphere.training.compare.train_variant", pytest.fail)
-        monkeypatch.setattr("offsphere.training.compare.embed", pytest.fail)
+        monkeypatch.setattr("offsphere.training.run.train_variant", pytest.fail)
+        monkeypatch.setattr("offsphere.training.run.embed", pytest.fail)
         assert json.loads(json.dumps(compare(settings(finished_run)).to_dict())) == stored
         after = content(finished_run)
         assert {name: data for name, (_, data) in after.items()} == {name: data for name, (_, data) in before.items()}
@@ -125,7 +125,8 @@ class TestInterrupted:
         assert second.returncode == 130, said
         assert "Traceback" not in said
         assert f"({len(done) - 1} of 10 variants are done already)" in said
-        assert not list(run.variants.glob(".*")), "nothing half done is left"
+        for unfinished in run.variants.glob(".*"):
+            assert list(unfinished.glob("checkpoints/step-*")), "nothing is left that cannot be gone on with"
         assert not (out / "results.csv").exists()
         assert len(done) < len(run.finished()) < 11
 
@@ -148,7 +149,7 @@ class TestInterrupted:
             raise error
 
         with monkeypatch.context() as patch:
-            patch.setattr("offsphere.training.compare.model_card", fail)
+            patch.setattr("offsphere.training.run.model_card", fail)
             with pytest.raises(error):
                 compare(config)
         run = RunFolder(config.out)

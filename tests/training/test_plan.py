@@ -98,3 +98,29 @@ def test_what_is_written_down_is_the_request_with_nothing_left_open(
     again = CompareConfig(**resolved, out=Path("elsewhere"))
     assert make_plan(again, static_model, 1000) == plan
     assert (again.steps, again.batch_size, again.learning_rate) == (plan.steps, plan.batch_size, plan.learning_rate)
+
+
+def test_processes_share_the_pairs(static_model: SentenceTransformer, asked: Callable[..., CompareConfig]) -> None:
+    """Two of them with half the batch take the steps of one; no batch is larger than a process's share."""
+    one = make_plan(asked(batch_size=64, epochs=3), static_model, 1000)
+    two = make_plan(asked(batch_size=32, epochs=3), static_model, 1000, processes=2)
+    assert (two.steps, two.batch_size, two.processes) == (one.steps, 32, 2)
+    assert one.negatives == two.negatives == 63
+    assert make_plan(asked(), static_model, 9, processes=2).batch_size == 4
+    with pytest.raises(ConfigError, match="at least 4 training pairs, found 3"):
+        make_plan(asked(), static_model, 3, processes=2)
+    assert two.resolve(asked(batch_size=32))["processes"] == 2
+
+
+def test_accumulated_batches_make_fewer_steps(
+    static_model: SentenceTransformer, asked: Callable[..., CompareConfig]
+) -> None:
+    plan = make_plan(asked(batch_size=10, accumulate=4, epochs=2), static_model, 109)
+    assert (plan.steps, plan.accumulate, plan.negatives) == (6, 4, 9)  # 10 batches: 4, 4 and 2
+
+
+def test_a_rate_that_a_grid_will_find_stays_open(
+    static_model: SentenceTransformer, asked: Callable[..., CompareConfig]
+) -> None:
+    config = asked(lr_grid=[0.1, 0.2])
+    assert make_plan(config, static_model, 1000).resolve(config)["learning_rate"] is None

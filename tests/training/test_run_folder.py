@@ -77,6 +77,11 @@ class TestBegin:
         RunFolder(run.path).begin(SETTINGS, DATA)
         assert content(run.path) == before
 
+    def test_how_it_is_computed_may_change(self, run: RunFolder, content: Content) -> None:
+        before = content(run.path)
+        RunFolder(run.path).begin(SETTINGS | {"checkpoint_every": 7, "tokens_per_batch": 512}, DATA)
+        assert content(run.path) == before
+
     @pytest.mark.parametrize(
         ("settings", "data", "says"),
         [
@@ -152,6 +157,19 @@ class TestUnfinished:
         assert run.find("cosine-seed0") is None
         RunFolder(run.path).begin(SETTINGS, DATA)
         assert list(run.variants.iterdir()) == []
+
+    def test_a_checkpoint_and_its_log_stay_until_it_is_whole(self, run: RunFolder) -> None:
+        with pytest.raises(RuntimeError), run.unfinished("cosine-seed0") as folder:
+            (folder / "checkpoints" / "step-3").mkdir(parents=True)
+            (folder / "model").mkdir()
+            for name in ("log.jsonl", "results.csv"):
+                (folder / name).write_text("half")
+            raise RuntimeError
+        RunFolder(run.path).begin(SETTINGS, DATA)
+        with run.unfinished("cosine-seed0") as folder:
+            assert {path.name for path in folder.iterdir()} == {"checkpoints", "log.jsonl"}
+            write_variant(folder, Finished("cosine-seed0", Similarity.parse("cosine"), "cosine", 0))
+        assert {path.name for path in (run.variants / "cosine-seed0").iterdir()} == {"log.jsonl", "variant.json"}
 
     def test_what_a_kill_left_does_not_get_into_the_next_attempt(self, run: RunFolder) -> None:
         (run.variants / ".cosine-seed0").mkdir()

@@ -9,23 +9,24 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from safetensors.torch import load_file
 from sentence_transformers import SentenceTransformer
 
+from offsphere.cached_inputs import cached_input
 from offsphere.data import TrainingPairs
 from offsphere.losses import InfoNCELoss
 from offsphere.similarity import NAMES, Similarity
 from offsphere.training.batches import training_dataset
-from offsphere.training.cached_inputs import cached_input
 from offsphere.training.plan import Plan
-from offsphere.training.trainer import WEIGHTS, RetrieverTrainer, Telemetry, trainable_state
+from offsphere.training.trainer import BEST, WEIGHTS, Telemetry, trainable_state
 from offsphere.training.validation import AS_COSINE, MEASURE
 from offsphere.training.variant import Trained, Variant, train_variant
 
 Train = Callable[..., Trained]
 
-TRAIN_FIELDS = {"loss", "learning_rate", "grad_norm", "scale", "gamma_q", "gamma_d", "masked_negatives"}
+TRAIN_FIELDS = {
+    *("loss", "learning_rate", "grad_norm", "scale", "gamma_q", "gamma_d", "masked_negatives", "negatives_per_query")
+}
 VALIDATION_FIELDS = {
     *(MEASURE, AS_COSINE, "query_norm_mean", "query_norm_cv", "document_norm_mean", "document_norm_cv"),
     *("gamma_q", "gamma_d", "scale"),
@@ -34,38 +35,22 @@ COMMON_FIELDS = {"event", "similarity", "seed", "step", "seconds"}
 
 
 class TestCheckpoints:
-    @pytest.fixture
-    def saved(self, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, torch.Tensor]]:
-        """What every checkpoint of a training holds."""
-        held: list[dict[str, torch.Tensor]] = []
-        save = RetrieverTrainer._save
-
-        def spy(self: RetrieverTrainer, output_dir: str | None = None, state_dict: Any = None) -> None:
-            save(self, output_dir, state_dict)
-            assert [file.name for file in Path(output_dir).iterdir()] == [WEIGHTS]
-            held.append(load_file(Path(output_dir) / WEIGHTS))
-
-        monkeypatch.setattr(RetrieverTrainer, "_save", spy)
-        return held
-
     def test_they_hold_what_is_trained_and_nothing_else(
-        self, bert_model: SentenceTransformer, train: Train, saved: list[dict[str, torch.Tensor]], tmp_path: Path
+        self, bert_model: SentenceTransformer, train: Train, tmp_path: Path
     ) -> None:
         with cached_input(bert_model, 1, tmp_path):
-            train(bert_model, "learnable", steps=2)
+            train(bert_model, "learnable", steps=2, checkpoint_every=1)
             expected = {name for name, value in bert_model.named_parameters() if value.requires_grad}
-        assert saved
-        for held in saved:
-            assert held.keys() == expected
+        (checkpoint,) = (tmp_path / "checkpoints").glob("step-*")  # only the newest
+        assert checkpoint.name == "step-2"
+        for file in (WEIGHTS, BEST):
+            assert load_file(checkpoint / file).keys() == expected
         assert {"2.norm.gamma_q", "2.norm.gamma_d"} <= expected
         assert not [name for name in expected if "embeddings" in name or "layer.0" in name or "log_scale" in name]
 
-    def test_none_is_left_when_training_ends(
-        self, static_model: SentenceTransformer, train: Train, saved: list[dict[str, torch.Tensor]], tmp_path: Path
-    ) -> None:
+    def test_a_short_training_needs_none(self, static_model: SentenceTransformer, train: Train, tmp_path: Path) -> None:
         train(static_model)
-        assert saved
-        assert [file.name for file in tmp_path.iterdir()] == ["log.jsonl"]
+        assert [file.name for file in (tmp_path / "checkpoints").iterdir() if file.is_file()] == [BEST]
 
     def test_trainable_state_is_a_copy_on_the_cpu_of_what_takes_gradients(
         self, bert_model: SentenceTransformer
@@ -122,6 +107,7 @@ class TestLog:
         variant = Variant(Similarity.parse("cosine"), 0)
         train_variant(static_model, *training_dataset(pairs), variant, 20.0, plan, [], tmp_path / "log.jsonl")
         assert [line["masked_negatives"] for line in log("train")] == [12] * 8
+        assert [line["negatives_per_query"] for line in log("train")] == [10.0] * 8
 
     def test_numbers_that_are_not_finite_become_null(self, static_model: SentenceTransformer, tmp_path: Path) -> None:
         path = tmp_path / "new" / "log.jsonl"

@@ -11,16 +11,17 @@ import pytest
 import torch
 from sentence_transformers import SentenceTransformer
 
+from offsphere.cached_inputs import cached_input
 from offsphere.data import Collection, TrainingPairs
 from offsphere.errors import TrainingError
 from offsphere.losses import InfoNCELoss
 from offsphere.modules import learned_similarity
 from offsphere.similarity import FIXED, NAMES, Similarity
 from offsphere.training.batches import training_dataset
-from offsphere.training.cached_inputs import cached_input
+from offsphere.training.plan import Plan
 from offsphere.training.trainer import Telemetry
 from offsphere.training.validation import MEASURE, Validation
-from offsphere.training.variant import Trained, Variant
+from offsphere.training.variant import Trained, Variant, training_arguments
 
 Train = Callable[..., Trained]
 
@@ -278,6 +279,15 @@ def test_a_loss_that_is_not_finite_stops_the_training(static_model: SentenceTran
         static_model[0].embedding.weight.fill_(float("nan"))
     with pytest.raises(TrainingError, match=r"the loss is nan.*--learning-rate"):
         train(static_model, "dot", dev=[])
+
+
+def test_the_device_of_the_encoder_is_that_of_the_training(static_model: SentenceTransformer, plan: Plan) -> None:
+    """It is decided once, when the encoder is opened; the trainer would choose the best one at hand again."""
+    given = (plan, 0, Path("nowhere"), static_model, False, False, {})
+    assert training_arguments(*given).device == static_model.device == torch.device("cpu")
+    static_model.to("meta")
+    with pytest.raises(TrainingError, match=r"the encoder is on meta, and the trainer would train on.*leave --device"):
+        training_arguments(*given)
 
 
 def test_names_of_variants() -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from offsphere.config import CompareConfig
+from offsphere.config import RunConfig
 
 if TYPE_CHECKING:
     from rich.progress import TaskID
@@ -29,11 +29,11 @@ out = Console()
 err = Console(stderr=True)
 
 
-def about(name: str) -> str:
+def about(name: str, kind: type[RunConfig] = RunConfig) -> str:
     """The help of a setting and its default, from the one place that has both."""
-    field = CompareConfig.model_fields[name]
+    field = kind.model_fields[name]
     default = field.get_default(call_default_factory=True)
-    if field.is_required() or default is None or isinstance(default, bool):
+    if field.is_required() or default is None or default == [] or isinstance(default, bool):
         return field.description or ""
     shown = ",".join(map(str, default)) if isinstance(default, list) else default
     return f"{field.description} (default: {shown})"

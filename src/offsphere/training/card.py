@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from offsphere.config import CompareConfig
+from offsphere.config import RunConfig
 from offsphere.evaluation.results import Result
 from offsphere.similarity import FIXED, Similarity
 from offsphere.training.plan import Plan
@@ -15,7 +15,7 @@ from offsphere.training.run_folder import Finished
 _HUB_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 
 
-def model_card(finished: Finished, results: Sequence[Result], config: CompareConfig, plan: Plan) -> str:
+def model_card(finished: Finished, results: Sequence[Result], config: RunConfig, plan: Plan) -> str:
     """README.md of a trained model.
 
     Args:
@@ -69,7 +69,7 @@ so {_survives(similarity)}. Scores of this model under another similarity are sc
 | loss | InfoNCE, in-batch negatives, batches of {plan.batch_size}; known positives are never negatives |
 | similarity | {similarity.name}: gamma_q {gamma_q:.4g}, gamma_d {gamma_d:.4g} |
 | scale (inverse temperature) | {finished.scale:.4g} |
-| steps | {plan.steps}, weights of step {finished.best_step} kept by validation nDCG@10 |
+| steps | {plan.steps}, weights of step {finished.best_step} kept by validation {plan.measure} |
 | learning rate | {plan.learning_rate:g}, {plan.schedule} |
 | seed | {finished.seed} |
 

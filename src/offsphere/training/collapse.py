@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -91,10 +91,15 @@ class CollapseGuard(TrainerCallback):
         **kwargs: Any,
     ) -> None:
         """Compare the two values of a validation."""
-        values = metrics or {}
-        own, as_cosine = (values.get(f"eval_{name}", math.nan) for name in (MEASURE, AS_COSINE))
-        if self.collapse is not None or state.global_step == 0 or not own - as_cosine >= self.gap:
-            return
-        self.collapse = Collapse(state.global_step, float(own), float(as_cosine), self.stop)
-        control.should_training_stop = control.should_training_stop or self.stop
-        self.say(self.collapse.sentence)
+        if self.collapse is None:
+            self.recall([{**(metrics or {}), "step": state.global_step}])
+            if self.collapse is not None:
+                control.should_training_stop = control.should_training_stop or self.stop
+                self.say(self.collapse.sentence)
+
+    def recall(self, history: Sequence[Mapping[str, Any]]) -> None:
+        """Find out from the log of a trainer's state what this guard knew then."""
+        for entry in history:
+            own, as_cosine = (entry.get(f"eval_{name}", math.nan) for name in (MEASURE, AS_COSINE))
+            if self.collapse is None and entry["step"] > 0 and own - as_cosine >= self.gap:
+                self.collapse = Collapse(int(entry["step"]), float(own), float(as_cosine), self.stop)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from offsphere.config import CompareConfig
+from offsphere.config import RunConfig
 from offsphere.data import Collection, TrainingPairs, available_splits, load_collection, load_pairs
 from offsphere.data.beir import is_collection
 from offsphere.errors import ConfigError
@@ -63,7 +63,7 @@ class Materials:
             yield from (one.prompts.get("document", document) + text for text in one.documents.values())
 
 
-def load_materials(config: CompareConfig) -> Materials:
+def load_materials(config: RunConfig) -> Materials:
     """Load what the settings name, sample it, and find a dev collection for each training source.
 
     A training collection without a dev split gives up a tenth of its queries for validation.

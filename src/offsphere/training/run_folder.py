@@ -16,6 +16,7 @@ from typing import Any
 
 import yaml
 
+from offsphere import processes
 from offsphere.encoders import replace_folder
 from offsphere.errors import RunError
 from offsphere.evaluation.results import (
@@ -28,6 +29,10 @@ from offsphere.evaluation.results import (
 )
 from offsphere.similarity import Similarity
 
+CHECKPOINTS = "checkpoints"
+WITHOUT_EFFECT = ("checkpoint_every", "tokens_per_batch", "gradient_checkpointing")
+"""Settings that say how something is computed and not what, so that a run may go on with others, such as after it ran
+out of memory. Micro-batches of other sizes draw dropout in another order."""
 PACKAGES = ("offsphere", "torch", "sentence-transformers", "transformers", "datasets", "numpy", "ir-measures")
 
 
@@ -42,7 +47,8 @@ class Finished:
         seed: Of the training; None for the untrained encoder.
         scale: The inverse temperature at the end.
         best_step: The step of the weights that were kept.
-        validation: nDCG@10 of these weights on the dev splits, where there are any.
+        validation: The measure of these weights on the dev splits, where there are any.
+        converged_step: The first validation at which the training had converged, if it had.
         collapse: What the collapse guard had to say, if anything.
     """
 
@@ -53,6 +59,7 @@ class Finished:
     scale: float | None = None
     best_step: int = 0
     validation: float | None = None
+    converged_step: int | None = None
     collapse: str | None = None
 
 
@@ -67,16 +74,18 @@ class RunFolder:
         self.path = path
         self.variants = path / "variants"
 
-    def begin(self, settings: Mapping[str, Any], fingerprints: Mapping[str, str]) -> None:
+    def begin(self, settings: dict[str, Any], fingerprints: Mapping[str, str]) -> None:
         """Write ``config.yaml`` and ``environment.json``, or check that the folder belongs to the same request.
 
         Raises:
             RunError: If it holds a run with other settings or other data; nothing is changed then.
         """
         config, environment = self.path / "config.yaml", self.path / "environment.json"
-        settings = json.loads(json.dumps(settings))
+        settings = dict(json.loads(json.dumps(settings)))
         if config.exists() and environment.exists():
             before = yaml.safe_load(config.read_text(encoding="utf-8"))
+            if settings.get("lr_grid") and settings["learning_rate"] is None:
+                settings["learning_rate"] = before.get("learning_rate")  # as the grid has found it
             data_before = json.loads(environment.read_text(encoding="utf-8"))["data"]
             differing = _differences(before, settings) + _differences(data_before, fingerprints)
             if differing:
@@ -85,7 +94,7 @@ class RunFolder:
                     "Give another --out, or the same settings to go on with it"
                 )
             for unfinished in self.variants.glob(".*"):
-                shutil.rmtree(unfinished)
+                _clear(unfinished)
             return
         started = {environment.name, self.variants.name}  # what a start that was killed can leave
         if self.path.exists() and {entry.name for entry in self.path.iterdir()} - started:
@@ -103,21 +112,49 @@ class RunFolder:
         file = self.variants / name / "variant.json"
         return self._read(file) if file.exists() else None
 
+    def settle(self, decided: Mapping[str, Any]) -> None:
+        """Put what the run itself has found out into ``config.yaml``."""
+        config = self.path / "config.yaml"
+        settings = yaml.safe_load(config.read_text(encoding="utf-8")) | decided
+        write_atomically(config, yaml.safe_dump(settings, sort_keys=False, allow_unicode=True))
+
     @contextmanager
-    def unfinished(self, name: str) -> Iterator[Path]:
-        """A hidden folder to fill; it becomes ``variants/NAME`` at the end, and is removed after an error."""
-        folder = self.variants / f".{name}"
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
+    def unfinished(self, name: str, parent: Path | None = None) -> Iterator[Path]:
+        """A hidden folder to fill, which all processes see; it becomes ``variants/NAME`` at the end.
+
+        What an interrupted training needs to go on (``checkpoints/`` and its log) stays in it until then, and so it
+        does after an error.
+
+        Args:
+            name: Of the variant.
+            parent: In place of ``variants/``.
+        """
+        parent = parent or self.variants
+        folder = parent / f".{name}"
+        if processes.is_first():
+            _clear(folder)
+            folder.mkdir(parents=True, exist_ok=True)
+        processes.wait()
         try:
             yield folder
-            folder.replace(self.variants / name)
         except BaseException:
-            shutil.rmtree(folder, ignore_errors=True)
+            if processes.is_first():
+                _clear(folder)
             raise
+        processes.wait()
+        if processes.is_first():
+            shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
+            folder.replace(parent / name)
+
+    def best(self, trained_as: str) -> Finished:
+        """Of the seeds of a similarity, the one with the best validation."""
+        same = [one for one in self.finished() if one.trained_as == trained_as]
+        return max(same, key=lambda one: one.validation or 0.0)
 
     def gather(self, order: list[str]) -> tuple[list[Result], list[QueryValue]]:
-        """Write the run's ``results.csv``, ``per_query.parquet``, ``norms.json``, ``log.jsonl`` and ``runs/``.
+        """Write the run's ``log.jsonl`` and, where anything was evaluated, its results.
+
+        These are ``results.csv``, ``per_query.parquet``, ``norms.json`` and ``runs/``.
 
         Args:
             order: Names of finished variants, in the order in which their rows shall stand.
@@ -126,11 +163,13 @@ class RunFolder:
         results = [row for folder in folders for row in read_results(folder / "results.csv")]
         values = [row for folder in folders for row in read_query_values(folder / "per_query.parquet")]
         norms = [record for folder in folders for record in json.loads((folder / "norms.json").read_text("utf-8"))]
+        logs = [folder / "log.jsonl" for folder in folders]
+        write_atomically(self.path / "log.jsonl", "".join(log.read_text("utf-8") for log in logs if log.exists()))
+        if not results:
+            return results, values
         write_results(self.path / "results.csv", results)
         write_query_values(self.path / "per_query.parquet", values)
         write_atomically(self.path / "norms.json", json.dumps(norms))
-        logs = [folder / "log.jsonl" for folder in folders]
-        write_atomically(self.path / "log.jsonl", "".join(log.read_text("utf-8") for log in logs if log.exists()))
         runs = self.path / "runs"
         runs.mkdir(exist_ok=True)
         for folder in folders:
@@ -153,6 +192,19 @@ class RunFolder:
     def _read(self, file: Path) -> Finished:
         stored = json.loads(file.read_text(encoding="utf-8"))
         return Finished(**(stored | {"similarity": Similarity.from_dict(stored["similarity"])}))
+
+
+def _clear(folder: Path) -> None:
+    """Remove what cannot be gone on with: all but whole checkpoints and the log, or all if there is no checkpoint."""
+    checkpoints = folder / CHECKPOINTS
+    if not list(checkpoints.glob("step-*")):
+        shutil.rmtree(folder, ignore_errors=True)
+        return
+    for path in folder.iterdir():
+        if path.is_dir() and path != checkpoints:
+            shutil.rmtree(path)
+        elif path.is_file() and path.name != "log.jsonl":
+            path.unlink()
 
 
 def link_or_copy(source: Path, target: Path) -> None:
@@ -194,5 +246,5 @@ def describe_environment(fingerprints: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    names = dict.fromkeys([*before, *now])
+    names = [name for name in dict.fromkeys([*before, *now]) if name not in WITHOUT_EFFECT]
     return [f"{n}: it has {before.get(n)!r}, now {now.get(n)!r}" for n in names if before.get(n) != now.get(n)]

