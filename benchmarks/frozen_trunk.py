@@ -15,8 +15,8 @@ from pathlib import Path
 import torch
 
 from offsphere import InfoNCELoss, load_pairs, open_encoder
+from offsphere.cached_inputs import FrozenTrunk
 from offsphere.encoders import set_dropout, strip_normalize
-from offsphere.training.cached_inputs import FrozenTrunk
 
 
 def make_loss(layers: int, max_length: int, cached: bool) -> InfoNCELoss:

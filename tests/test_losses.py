@@ -185,6 +185,19 @@ def spread(similarity: Similarity, scale: float, queries: np.ndarray, documents:
     return float((scale * similarity.scores(queries, documents)).std(axis=1).mean())
 
 
+def test_auto_starts_where_there_is_something_to_learn(measured):
+    """T-C1: a softmax over 200 documents that is neither flat nor decided, in nats of at most 5.3."""
+    queries, documents = measured
+
+    def entropy(similarity: Similarity, scale: float) -> float:
+        logits = torch.from_numpy(scale * similarity.scores(queries, documents))
+        return torch.distributions.Categorical(logits=logits).entropy().mean().item()
+
+    for similarity in ALL:
+        assert 2 < entropy(similarity, auto_scale(similarity, norms(queries), norms(documents))) < 5
+    assert entropy(DOT, ALPHA) < 1  # the scale of the paper, under raw products
+
+
 def test_auto_starts_every_variant_with_the_same_spread(measured):
     queries, documents = measured
     spreads = {s: spread(s, auto_scale(s, norms(queries), norms(documents)), queries, documents) for s in ALL}

@@ -16,6 +16,9 @@ SHAPES = [(1, 1, 3), (1, 4, 2), (7, 7, 5), (256, 256, 8), (257, 514, 6), (300, 6
 """Batch, documents, dimension; most are no multiples of the tile."""
 
 
+DOT = Similarity.parse("dot")
+
+
 def parameters(batch, documents, dimension, name="dot", dtype=torch.float64):
     generator = torch.Generator().manual_seed(batch * documents + dimension)
     queries = torch.randn(batch, dimension, generator=generator, dtype=dtype).requires_grad_()
@@ -50,23 +53,73 @@ def test_equals_the_reference_with_every_gradient(shape, name):
 @pytest.mark.parametrize("tile", [1, 2, 3, 64])
 def test_the_tile_changes_nothing(tile):
     queries, documents, _, scale, masked, _ = parameters(7, 20, 5)
-    one = tiled_info_nce(queries, documents, scale, masked.__getitem__)
-    other = tiled_info_nce(queries, documents, scale, masked.__getitem__, tile)
+    one = tiled_info_nce(queries, documents, DOT, scale, masked.__getitem__)
+    other = tiled_info_nce(queries, documents, DOT, scale, masked.__getitem__, tile)
     torch.testing.assert_close(one, other, rtol=1e-13, atol=1e-13)
 
 
-def test_finite_differences():
+@pytest.mark.parametrize("gammas", [(0.0, 0.0), (1.0, 1.0), (1.0, 0.0), (0.0, 1.0), (0.3, 0.6), (0.2, 0.9)])
+@pytest.mark.parametrize("fixed", [True, False])
+def test_finite_differences(gammas, fixed):
     queries, documents, _, scale, masked, _ = parameters(5, 9, 3)
-    assert torch.autograd.gradcheck(
-        lambda q, d, s: tiled_info_nce(q, d, s, masked.__getitem__, 2), (queries, documents, scale)
-    )
+    learned = [torch.tensor(gamma, dtype=torch.float64, requires_grad=True) for gamma in gammas]
+
+    def loss(q, d, s, *given):
+        return tiled_info_nce(q, d, Similarity(*(gammas if fixed else given)), s, masked.__getitem__, 2)
+
+    assert torch.autograd.gradcheck(loss, (queries, documents, scale, *([] if fixed else learned)))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_zero_vectors_have_the_gradient_of_the_reference(name):
+    queries, documents, similarity, scale, masked, learned = parameters(5, 9, 3, name)
+    with torch.no_grad():
+        queries[1], documents[0], documents[7] = 0, 0, 0
+    gradients = []
+    for impl in ("reference", "tiled"):
+        value = info_nce(queries, documents, similarity, scale, masked, impl)
+        gradients.append(torch.autograd.grad(value, (queries, documents, scale, *learned)))
+    for reference, tiled in zip(*gradients, strict=True):
+        torch.testing.assert_close(tiled, reference, rtol=1e-9, atol=1e-12)
+    assert gradients[1][0][1].abs().max() > 0 or name in ("cosine", "dnorm")
+
+
+@pytest.mark.parametrize("size", [1e-30, 1e25])
+def test_lengths_whose_squares_do_not_fit(size):
+    """Against double precision, where they do; the graph of the reference overflows in single."""
+    queries, documents, similarity, _, masked, _ = parameters(5, 9, 3, "cosine", torch.float32)
+    with torch.no_grad():
+        queries *= size
+    exact = [side.detach().double().requires_grad_() for side in (queries, documents)]
+    found = torch.autograd.grad(info_nce(queries, documents, similarity, 3.0, masked, "tiled"), (queries, documents))
+    expected = torch.autograd.grad(info_nce(*exact, similarity, 3.0, masked, "reference"), exact)
+    for one, other, factor in zip(found, expected, (size, 1.0), strict=True):
+        torch.testing.assert_close(one * factor, (other * factor).float(), rtol=1e-4, atol=1e-6)
+        assert (other * factor).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("name", ["cosine", "learnable"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_is_scored_in_single(name, dtype):
+    """A scaled loss keeps small gradients from vanishing, as they are rounded only at the end."""
+    queries, documents, similarity, scale, _, learned = parameters(300, 300, 16, name, torch.float32)
+    half = [side.detach().to(dtype).requires_grad_() for side in (queries, documents)]
+    same = [side.detach().float().requires_grad_() for side in half]
+    values, gradients = [], []
+    for sides in (half, same):
+        values.append(info_nce(*sides, similarity, scale, impl="tiled"))
+        gradients.append(torch.autograd.grad(2**12 * values[-1], (*sides, scale, *learned)))
+    assert values[0].dtype == torch.float32 and values[0].item() == values[1].item()
+    for low, single in zip(*gradients, strict=True):
+        torch.testing.assert_close(low.float(), single.to(low.dtype).float())
+    assert gradients[0][0].dtype == dtype
 
 
 def test_finite_differences_would_see_a_wrong_gradient():
     class Wrong(torch.autograd.Function):
         @staticmethod
         def forward(ctx, queries, documents, scale):
-            return tiled_info_nce(queries, documents, scale)
+            return tiled_info_nce(queries, documents, DOT, scale)
 
         @staticmethod
         def backward(ctx, incoming):
@@ -79,37 +132,70 @@ def test_finite_differences_would_see_a_wrong_gradient():
 
 def test_what_comes_in_scales_the_gradient():
     queries, documents, _, scale, _, _ = parameters(6, 6, 4)
-    once = torch.autograd.grad(tiled_info_nce(queries, documents, scale), queries)[0]
-    thrice = torch.autograd.grad(3 * tiled_info_nce(queries, documents, scale), queries)[0]
+    once = torch.autograd.grad(tiled_info_nce(queries, documents, DOT, scale), queries)[0]
+    thrice = torch.autograd.grad(3 * tiled_info_nce(queries, documents, DOT, scale), queries)[0]
     torch.testing.assert_close(thrice, 3 * once)
 
 
 def test_the_positive_counts_whatever_the_mask_says():
     queries, documents, _, scale, _, _ = parameters(4, 6, 3)
     everything = torch.ones(4, 6, dtype=torch.bool)
-    assert tiled_info_nce(queries, documents, scale, everything.__getitem__).item() == pytest.approx(0.0, abs=1e-12)
+    assert tiled_info_nce(queries, documents, DOT, scale, everything.__getitem__).item() == pytest.approx(
+        0.0, abs=1e-12
+    )
 
 
 def test_a_masked_document_gets_no_gradient():
     queries, documents, _, scale, _, _ = parameters(4, 6, 3)
     masked = torch.zeros(4, 6, dtype=torch.bool)
     masked[:, 5] = True
-    gradient = torch.autograd.grad(tiled_info_nce(queries, documents, scale, masked.__getitem__), documents)[0]
+    gradient = torch.autograd.grad(tiled_info_nce(queries, documents, DOT, scale, masked.__getitem__), documents)[0]
     assert gradient[5].abs().max() == 0
     assert gradient[4].abs().max() > 0
+
+
+def test_a_masked_column_leaves_a_learned_scale_a_finite_gradient():
+    """T-C3."""
+    queries, documents, similarity, scale, masked, _ = parameters(5, 9, 3, "cosine")
+    masked[:, 6:] = True
+    found = torch.autograd.grad(info_nce(queries, documents, similarity, scale, masked, "tiled"), scale)[0]
+    without = info_nce(queries, documents[:6], similarity, scale, masked[:, :6], "tiled")
+    assert torch.isfinite(found) and found != 0
+    torch.testing.assert_close(found, torch.autograd.grad(without, scale)[0])
+
+
+@pytest.mark.parametrize("impl", ["reference", "tiled"])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_query_without_a_negative_adds_nothing(name, impl):
+    """A batch of one, and a row whose every negative is masked."""
+    queries, documents, similarity, scale, _, learned = parameters(4, 8, 3, name)
+    alone = info_nce(queries[:1], documents[:1], similarity, scale, None, impl)
+    assert alone.item() == pytest.approx(0.0, abs=1e-12)
+    gradients = torch.autograd.grad(alone, (queries, documents, scale, *learned))
+    assert all(float(gradient.abs().max()) < 1e-12 for gradient in gradients)
+
+    masked = torch.zeros(4, 8, dtype=torch.bool)
+    masked[2] = True
+    loss = info_nce(queries, documents, similarity, scale, masked, impl)
+    gradient = torch.autograd.grad(loss, queries)[0]
+    assert gradient[2].abs().max() < 1e-12 and gradient[1].abs().max() > 1e-6
+    others = [0, 1, 3, 2]  # the row without negatives last, so that it can be left out
+    order = torch.tensor([*others, 4, 5, 6, 7])
+    rest = info_nce(queries[others][:3], documents[order], similarity, scale, None, impl)
+    torch.testing.assert_close(loss * 4, rest * 3)
 
 
 def test_no_gradient_is_made_where_none_is_asked():
     queries, documents, _, _, _, _ = parameters(6, 6, 4)
     with torch.no_grad():
-        assert not tiled_info_nce(queries, documents, 3.0).requires_grad
+        assert not tiled_info_nce(queries, documents, DOT, 3.0).requires_grad
 
 
 def test_scores_are_in_single_precision_under_autocast():
     queries, documents, _, _, _, _ = parameters(64, 64, 8, dtype=torch.float32)
-    plain = tiled_info_nce(queries, documents, 3.0)
+    plain = tiled_info_nce(queries, documents, DOT, 3.0)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert tiled_info_nce(queries, documents, 3.0).item() == plain.item()
+        assert tiled_info_nce(queries, documents, DOT, 3.0).item() == plain.item()
         assert (queries @ documents.T).dtype == torch.bfloat16  # the canary: autocast is on
 
 

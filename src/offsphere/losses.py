@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import math
 from collections.abc import Iterable, Mapping
@@ -15,7 +16,9 @@ from sentence_transformers import SentenceTransformer
 from torch import Tensor, nn
 
 from offsphere.errors import ConfigError, TrainingError
+from offsphere.gradient_cache import embed_columns
 from offsphere.modules import LearnedSimilarity, learned_similarity
+from offsphere.processes import count, gather_rows
 from offsphere.similarity import Similarity, norms
 from offsphere.tiled_loss import MaskRows, tiled_info_nce
 
@@ -55,8 +58,7 @@ def info_nce(
     """
     rows = masked.__getitem__ if isinstance(masked, Tensor) else masked
     if impl == "tiled" or (impl == "auto" and len(queries) * len(documents) >= TILED_FROM):
-        prepared = similarity.prepare_query(queries), similarity.prepare_document(documents)
-        loss = tiled_info_nce(*prepared, scale, rows)
+        loss = tiled_info_nce(queries, documents, similarity, scale, rows)
     else:
         # Masking follows the scaling: -inf times a learned scale would give the scale a gradient of NaN.
         logits = similarity.scores(queries, documents) * scale
@@ -127,25 +129,42 @@ class KnownPositiveMask:
         queries: (B,) integer keys; equal keys are the same query.
         documents: (M,) integer keys, the B positives first; equal keys are the same document.
         known: Judgements from beyond the batch.
+        positives: (P,) query and document keys of all pairs of the batch, where other processes have more of them.
 
     Attributes:
         masked: How many pairs the slices given so far hold.
     """
 
-    def __init__(self, queries: Tensor, documents: Tensor, known: KnownPositives | None = None):
+    def __init__(
+        self,
+        queries: Tensor,
+        documents: Tensor,
+        known: KnownPositives | None = None,
+        positives: tuple[Tensor, Tensor] | None = None,
+    ):
+        of_queries, of_documents = positives or (queries, documents[: len(queries)])
+        if known is None:  # any integers, such as hashes: counted through, so that a pair of them fits an integer
+            parts = [queries, documents, of_queries, of_documents]
+            numbers = torch.unique(torch.cat(parts), return_inverse=True)[1]
+            queries, documents, of_queries, of_documents = numbers.split([len(part) for part in parts])
         self.queries = queries
-        self.documents = documents
+        self.documents, self.columns = documents.sort()
         self.n_documents = int(documents.max()) + 1 if known is None else known.n_documents
-        self.in_batch = (queries * self.n_documents + documents[: len(queries)]).sort().values
-        self.known = None if known is None else known.codes.to(queries.device)
+        self.positives = [(of_queries * self.n_documents + of_documents).unique()]
+        if known is not None:
+            self.positives.append(known.codes.to(queries.device))
         self.masked = 0
 
     def __call__(self, rows: slice) -> Tensor:
         """(rows, M) boolean."""
-        codes = self.queries[rows, None] * self.n_documents + self.documents
-        mask = _contains(self.in_batch, codes)
-        if self.known is not None:
-            mask |= _contains(self.known, codes)
+        queries = self.queries[rows]
+        mask = torch.zeros(len(queries), len(self.columns), dtype=torch.bool, device=queries.device)
+        for codes in self.positives:  # few, so that going through them costs less than asking about every pair
+            first = queries * self.n_documents
+            row, place = _members(codes, first, first + self.n_documents - 1)
+            wanted = codes[place] - first[row]
+            which, column = _members(self.documents, wanted, wanted)
+            mask[row[which], self.columns[column]] = True
         mask.diagonal(rows.start).fill_(False)
         self.masked += int(mask.sum())
         return mask
@@ -156,12 +175,12 @@ def known_positive_mask(queries: Tensor, documents: Tensor, known: KnownPositive
     return KnownPositiveMask(queries, documents, known)(slice(0, len(queries)))
 
 
-def _contains(codes: Tensor, wanted: Tensor) -> Tensor:
-    """Whether each wanted code is among the sorted ones; ``torch.isin`` would sort the large side again each time."""
-    if len(codes) == 0:
-        return torch.zeros_like(wanted, dtype=torch.bool)
-    places = torch.searchsorted(codes, wanted).clamp_(max=len(codes) - 1)
-    return codes[places] == wanted
+def _members(values: Tensor, lowest: Tensor, highest: Tensor) -> tuple[Tensor, Tensor]:
+    """For each range, both ends included, all sorted values in it: the number of the range, and the value's place."""
+    start = torch.searchsorted(values, lowest)
+    number = torch.searchsorted(values, highest, right=True) - start
+    ranges = torch.repeat_interleave(number)
+    return ranges, torch.arange(len(ranges), device=values.device) + (start - number.cumsum(0) + number)[ranges]
 
 
 class InfoNCELoss(nn.Module):
@@ -169,7 +188,8 @@ class InfoNCELoss(nn.Module):
 
     Columns are query, positive, then any number of negatives; every document of the batch is a candidate of every
     query. A document that is known to be relevant to a query is masked out of its negatives: the same text, another
-    positive of the same query, or a pair in ``known_positives``.
+    positive of the same query, or a pair in ``known_positives``. A query with no negative left, such as that of a batch
+    of one, adds 0 to the loss and nothing to the gradient.
 
     Args:
         model: The encoder. If it carries a ``LearnedSimilarity``, that one's gammas and scale are used.
@@ -178,12 +198,16 @@ class InfoNCELoss(nn.Module):
         known_positives: Judgements by integer key. The dataset then has a ``label`` column with the keys of the row,
             [query, positive, negative_1, ...]; without it, keys are made from the tokens of the batch.
         impl: See ``info_nce``.
+        tokens_per_batch: The most tokens that go through the encoder together, see ``gradient_cache``; None for all.
+        tokens_kept: Of how many tokens the activations are kept, where they do not go together.
 
     Attributes:
-        masked_negatives: Pairs masked so far; reset it at will.
+        masked_negatives: Pairs masked so far; reset it, and the next two, at will.
+        scored_negatives: Pairs of a query and a negative so far, without the masked ones.
+        scored_queries: Queries so far.
 
     Raises:
-        ConfigError: If the similarity or the scale is not understood.
+        ConfigError: If the similarity, the scale or the number of tokens is not understood.
     """
 
     def __init__(
@@ -193,13 +217,17 @@ class InfoNCELoss(nn.Module):
         scale: float | Literal["auto"] = ALPHA,
         known_positives: KnownPositives | None = None,
         impl: Impl = "auto",
+        tokens_per_batch: int | None = None,
+        tokens_kept: int = 0,
     ):
         super().__init__()
         self.impl = impl
+        self.tokens_per_batch = tokens_per_batch
+        self.tokens_kept = tokens_kept
         self.model = model
         self.fixed_similarity = Similarity.parse(similarity)
         self.known_positives = known_positives
-        self.masked_negatives = 0
+        self.masked_negatives = self.scored_negatives = self.scored_queries = 0
         if self.fixed_similarity.learned and learned_similarity(model) is None:
             raise ConfigError(
                 "learned gammas live in the model, so that they are saved with it; type: "
@@ -207,6 +235,8 @@ class InfoNCELoss(nn.Module):
             )
         if scale != "auto" and not (isinstance(scale, int | float) and 0 < scale < math.inf):
             raise ConfigError(f"scale must be a positive number or 'auto', found {scale!r}")
+        if tokens_per_batch is not None and tokens_per_batch < 1:
+            raise ConfigError(f"tokens_per_batch must be a positive number or None, found {tokens_per_batch!r}")
         self.fixed_scale: float | None = None if scale == "auto" else float(scale)
 
     @property
@@ -237,23 +267,32 @@ class InfoNCELoss(nn.Module):
                 f"negative_1, ...], {len(columns)} in all"
             )
         query_keys, document_keys = _keys(columns, labels)
-        queries, *documents = (self.model(features)["sentence_embedding"] for features in columns)
+        queries, *documents = embed_columns(self.model, columns, self.tokens_per_batch, self.tokens_kept)
         return self.compute_loss_from_embeddings(queries, torch.cat(documents), query_keys, document_keys)
 
     def compute_loss_from_embeddings(
         self, queries: Tensor, documents: Tensor, query_keys: Tensor, document_keys: Tensor
     ) -> Tensor:
-        """The loss of raw embeddings (B, n) and (M, n), with the integer key of each row."""
-        mask = KnownPositiveMask(query_keys.to(queries.device), document_keys.to(queries.device), self.known_positives)
+        """The loss of raw embeddings (B, n) and (M, n), with the integer key of each row.
+
+        Where several processes train together the documents of all are candidates (see ``processes``).
+        """
+        query_keys, document_keys = query_keys.to(queries.device), document_keys.to(queries.device)
+        positives = gather_rows(query_keys), gather_rows(document_keys[: len(queries)])
+        documents, document_keys = gather_rows(documents), gather_rows(document_keys)
+        mask = KnownPositiveMask(query_keys, document_keys, self.known_positives, positives)
         loss = info_nce(queries, documents, self.similarity, self._scale(queries, documents), mask, self.impl)
         self.masked_negatives += mask.masked
-        return loss
+        self.scored_negatives += len(queries) * (len(documents) - 1) - mask.masked
+        self.scored_queries += len(queries)
+        return loss * (count() * len(queries) / len(positives[0]))  # see ``processes``
 
     def _scale(self, queries: Tensor, documents: Tensor) -> float | Tensor:
         if self.learned is not None:
             return self.learned.scale
         if self.fixed_scale is None:
-            self.fixed_scale = auto_scale(self.similarity, norms(queries.detach()), norms(documents.detach()))
+            lengths = norms(gather_rows(queries.detach())), norms(documents.detach())
+            self.fixed_scale = auto_scale(self.similarity, *lengths)
             logger.info("scale auto: %.4g for %s", self.fixed_scale, self.similarity)
         return self.fixed_scale
 
@@ -269,21 +308,19 @@ class InfoNCELoss(nn.Module):
 
 
 def _keys(columns: list[dict[str, Tensor]], labels: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Integer keys of the queries (B,) and of the documents (M,): from the labels, or from equal token sequences."""
+    """Integer keys of the queries (B,) and of the documents (M,): from the labels, or from the tokens."""
     if labels is not None:
         return labels[:, 0], labels[:, 1:].T.reshape(-1)
-    seen: dict[bytes, int] = {}
-    query_tokens, *document_tokens = (_tokens(features) for features in columns)
-    queries = [seen.setdefault(tokens, len(seen)) for tokens in query_tokens]
-    documents = [seen.setdefault(tokens, len(seen)) for column in document_tokens for tokens in column]
-    return torch.tensor(queries), torch.tensor(documents)
+    queries, *documents = (_token_keys(features) for features in columns)
+    return torch.tensor(queries), torch.tensor([key for column in documents for key in column])
 
 
-def _tokens(features: dict[str, Tensor]) -> list[bytes]:
-    """The tokens of each row without padding, as bytes that compare equal when the texts do."""
+def _token_keys(features: dict[str, Tensor]) -> list[int]:
+    """A hash of each row's tokens without padding, the same in every process."""
     ids = features["input_ids"].cpu()
     if "offsets" in features:
         rows: Iterable[Tensor] = ids.tensor_split(features["offsets"][1:].cpu())
     else:
         rows = (row[kept.bool()] for row, kept in zip(ids, features["attention_mask"].cpu(), strict=True))
-    return [row.numpy().tobytes() for row in rows]
+    digests = (hashlib.blake2b(row.numpy().tobytes(), digest_size=8).digest() for row in rows)
+    return [int.from_bytes(digest, "big", signed=True) for digest in digests]

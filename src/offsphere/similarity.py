@@ -39,6 +39,8 @@ FIXED: dict[str, tuple[float, float]] = {
 }
 LEARNABLE = "learnable"
 NAMES: tuple[str, ...] = (*FIXED, LEARNABLE)
+ROWS = 1024
+"""Rows whose gradient is pulled back at a time."""
 _NUMBER = r"([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)"
 _EXPONENTS = re.compile(f"gamma_q={_NUMBER},gamma_d={_NUMBER}", re.ASCII)
 
@@ -203,6 +205,39 @@ def norms(embeddings: Array) -> Array:
         (...) lengths in float32 or float64; exact for rows from 1e-30 to 1e30 even where the squares would not fit.
     """
     return _lengths(_at_least_float32(embeddings))[..., 0]
+
+
+def pull_back(embeddings: Tensor, gamma: float | Tensor, gradient: Tensor) -> Tensor:
+    """The gradient at gamma, and, in place of the given one, the gradient at raw rows.
+
+    A row e of length l was prepared as p = e / l^gamma. With g the gradient at p, that at e is
+    (g - gamma (g . e) e / l^2) / l^gamma, and that at gamma is -ln(l) (g . p), summed over rows. Nothing is put into a
+    graph, and nothing larger than some rows is made.
+
+    Args:
+        embeddings: (R, n) raw rows.
+        gamma: As they were prepared with.
+        gradient: (R, n) in float32 or float64, at the prepared rows; overwritten.
+
+    Returns:
+        A 0-d tensor; 0 where gamma is the number 0.
+    """
+    import torch
+
+    at_gamma = gradient.new_zeros(())
+    if isinstance(gamma, float) and gamma == 0.0:
+        return at_gamma
+    with torch.no_grad():
+        for rows, part in zip(embeddings.split(ROWS), gradient.split(ROWS), strict=True):
+            raw = _at_least_float32(rows)
+            lengths = _lengths(raw)
+            lengths = lengths.masked_fill(lengths == 0, 1.0)
+            directions = raw / lengths
+            along = (part * directions).sum(-1, keepdim=True)
+            removed = lengths**-gamma
+            at_gamma -= (lengths.log() * along * lengths * removed).sum()
+            part.sub_(directions.mul_(gamma * along)).mul_(removed)
+    return at_gamma
 
 
 def _products(queries: Array, documents: Array) -> Array:

@@ -14,9 +14,9 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Transformer
 from torch import nn
 
+from offsphere.cached_inputs import FrozenTrunk
 from offsphere.packed.families import FAMILIES, find_family
 from offsphere.packed.transformer import PackedTransformer, model_of
-from offsphere.training.cached_inputs import FrozenTrunk
 
 logger = logging.getLogger(__name__)
 
@@ -76,6 +76,11 @@ def packed_input(model: SentenceTransformer) -> Iterator[Packing]:
         yield packing
     finally:
         vars(first).pop("forward", None)  # another thread may have been quicker
+
+
+def is_packed(model: SentenceTransformer) -> bool:
+    """Whether ``packed_input`` is in force, so that padding costs nothing."""
+    return isinstance(vars(model[0]).get("forward"), PackedTransformer)
 
 
 _found: WeakKeyDictionary[nn.Module, tuple[list[Any], Packing]] = WeakKeyDictionary()

@@ -10,9 +10,9 @@ import torch
 from sentence_transformers.base.modules import Transformer
 from torch import Tensor, nn
 
+from offsphere.cached_inputs import FrozenTrunk
 from offsphere.packed.attention import Runs, attend, drop, equal_runs
 from offsphere.packed.families import Family, Layer, find_family
-from offsphere.training.cached_inputs import FrozenTrunk
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -167,6 +167,9 @@ def _through(layer: Layer, hidden: Tensor, runs: Runs, heads: int, bias: Tensor 
 
 def _linear(module: nn.Module, values: Tensor, gelu: bool = False, plus: Tensor | None = None) -> Tensor:
     """A linear layer with what follows it, in one pass of oneDNN over the result; the weights stay as they are."""
+    if not isinstance(module, nn.Linear):  # a layer of int8, which has a pass of its own
+        layer: Any = module
+        return layer.pointwise(values, gelu=gelu, plus=plus)
     if plus is not None:
         return torch.ops.mkldnn._linear_pointwise.binary(values, plus, module.weight, module.bias, "add")
     after, variant = ("gelu", "none") if gelu else ("none", "")
