@@ -96,7 +96,7 @@ class TestSameAsOneIndex:
         for k in (5, 100):
             written = (tmp_path / f"shards{k}.trec").read_bytes()
             assert written == (tmp_path / f"whole{k}.trec").read_bytes()
-            assert written.count(b"\n") == (20 if k == 5 else 4 * COUNT - 3 - 1)
+            assert written.count(b"\n") == (20 if k == 5 else 4 * (COUNT - 2) - 3 - 1)
 
     @pytest.mark.parametrize(
         "where",
