@@ -15,7 +15,10 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.M | re.S)
-SMALLER = "--steps 2 --seeds 0 --max-pairs 300 --max-queries 20 --max-documents 150 --validation-queries 10"
+SMALLER = (
+    "--steps 2 --seeds 0 --max-pairs 300 --max-queries 20 --max-documents 150 --validation-queries 10 "
+    "--validation-documents 100"
+)
 
 
 def blocks(page: Path) -> list[tuple[str, str]]:

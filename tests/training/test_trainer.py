@@ -29,6 +29,7 @@ TRAIN_FIELDS = {
 }
 VALIDATION_FIELDS = {
     *(MEASURE, AS_COSINE, "query_norm_mean", "query_norm_cv", "document_norm_mean", "document_norm_cv"),
+    *("temperature_p10", "temperature_p50", "temperature_p90"),
     *("gamma_q", "gamma_d", "scale"),
 }
 COMMON_FIELDS = {"event", "similarity", "seed", "step", "seconds"}

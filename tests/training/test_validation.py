@@ -16,7 +16,7 @@ from offsphere.evaluation.ranking import EmbeddedCollection
 from offsphere.losses import InfoNCELoss
 from offsphere.modules import LearnedSimilarity
 from offsphere.similarity import NAMES, Similarity
-from offsphere.training.validation import AS_COSINE, MEASURE, Validation, describe_lengths
+from offsphere.training.validation import AS_COSINE, MEASURE, Validation, describe_lengths, describe_temperatures
 
 
 @pytest.fixture
@@ -139,3 +139,27 @@ class TestLengths:
         assert reference["query_norm_cv"] > 0 == reference["document_norm_cv"]
         assert zero["query_norm_mean"] == 0
         assert math.isnan(zero["query_norm_cv"])
+
+
+class TestTemperatures:
+    """Row 32: what the length of a query does to the softmax."""
+
+    @pytest.mark.parametrize("gamma_q", [0.0, 0.25, 1.0])
+    def test_each_query_has_the_one_that_its_logits_show(self, dev: Collection, gamma_q: float) -> None:
+        similarity, scale = Similarity(gamma_q, 1.0), 20.0
+        queries = np.zeros((len(dev.queries), 4), np.float32)
+        queries[1:, 0] = np.geomspace(0.1, 10, len(queries) - 1)  # the first has no length
+        documents = np.tile(np.eye(4, dtype=np.float32)[0], (len(dev.documents), 1))
+        found = describe_temperatures([EmbeddedCollection(dev, queries, documents)], similarity, scale)
+        cosines = 1.0  # all on one line, so a logit is the cosine over the temperature
+        logits = scale * similarity.scores(queries[1:].astype(float), documents[:1].astype(float))[:, 0]
+        slow = sorted(cosines / logit for logit in logits.tolist())
+        for name, share in (("p10", 0.1), ("p50", 0.5), ("p90", 0.9)):
+            assert found[f"temperature_{name}"] == pytest.approx(np.quantile(slow, share), rel=1e-6)
+        assert (found["temperature_p10"] < found["temperature_p90"]) == (gamma_q < 1), "canary"
+
+    def test_none_without_a_scale_or_a_length(self, dev: Collection) -> None:
+        queries, documents = (np.ones((len(ids), 4), np.float32) for ids in (dev.queries, dev.documents))
+        for scale, factor in ((None, 1), (20.0, 0)):
+            embedded = [EmbeddedCollection(dev, queries * np.float32(factor), documents)]
+            assert set(describe_temperatures(embedded, Similarity.parse("dot"), scale).values()) == {None}

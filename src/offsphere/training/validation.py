@@ -46,7 +46,7 @@ class Validation(BaseEvaluator):
     def __call__(
         self, model: SentenceTransformer, output_path: str | None = None, epoch: float = -1, steps: int = -1
     ) -> dict[str, Any]:
-        """nDCG@10 by own similarity and as cosine, mean and CV of query and document lengths, gammas and scale."""
+        """nDCG@10 by own similarity and as cosine, lengths (mean, CV), temperatures of queries, gammas and scale."""
         scored_as = {"own": self.loss.similarity.detached(), "cosine": Similarity.parse("cosine")}
         embedded = [embed(model, collection, self.batch_size) for collection in self.collections]
         tables = [score_under(one, scored_as, self.measures) for one in embedded]
@@ -55,7 +55,9 @@ class Validation(BaseEvaluator):
             return fmean(fmean(table.values[name][measure].values()) for table in tables)
 
         own = {measure: mean("own", measure) for measure in self.measures}
-        return own | {AS_COSINE: mean("cosine")} | describe_lengths(embedded) | self.loss.telemetry()
+        in_force = self.loss.telemetry()
+        temperatures = describe_temperatures(embedded, scored_as["own"], in_force["scale"])
+        return own | {AS_COSINE: mean("cosine")} | describe_lengths(embedded) | temperatures | in_force
 
 
 def describe_lengths(embedded: Sequence[EmbeddedCollection]) -> dict[str, float | None]:
@@ -66,3 +68,20 @@ def describe_lengths(embedded: Sequence[EmbeddedCollection]) -> dict[str, float 
         described[f"{side}_norm_mean"] = float(lengths.mean())
         described[f"{side}_norm_cv"] = coefficient_of_variation(lengths)
     return described
+
+
+def describe_temperatures(
+    embedded: Sequence[EmbeddedCollection], similarity: Similarity, scale: float | None
+) -> dict[str, float | None]:
+    """The temperature that a query gets from its length, |q|^(gamma_q - 1) / scale: its 10th, 50th, 90th percentile.
+
+    Where gamma_q is 1, all queries have the same one; elsewhere short queries are compared softly and long ones sharply
+    (paper: tau / |q| under dnorm). None where there is no scale yet, or no query has a length.
+    """
+    lengths = norms(np.concatenate([one.queries for one in embedded]))
+    lengths = lengths[lengths > 0]
+    shares = {"p10": 0.1, "p50": 0.5, "p90": 0.9}
+    if scale is None or len(lengths) == 0:
+        return dict.fromkeys((f"temperature_{name}" for name in shares), None)
+    found = lengths ** (similarity.gammas[0] - 1) / scale
+    return {f"temperature_{name}": float(np.quantile(found, share)) for name, share in shares.items()}
