@@ -48,10 +48,8 @@ def measure(impl: str, batch: int, dimension: int, threads: int, cpu_time: bool)
 
 
 def in_own_process(*arguments: object) -> dict[str, float]:
-    """What ``measure`` gives in a process of its own, which begins with the libraries loaded."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["offsphere.losses"])
-    with ProcessPoolExecutor(1, context) as pool:
+    """What ``measure`` gives in a process of its own; spawned, as the threads of a forked one wait for each other."""
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
         return pool.submit(measure, *arguments).result()
 
 
