@@ -143,18 +143,17 @@ class Processes:
                     yield from self._finished(running)
             while running:
                 yield from self._finished(running)
+        except BrokenProcessPool:  # from a result, or from handing out more work after one was killed
+            raise EmbeddingsError(
+                "one of the worker processes was killed, perhaps for want of memory: each holds the encoder; give "
+                "fewer --workers. Finished shards stay, and the same command goes on from there"
+            ) from None
         finally:
             pool.shutdown(cancel_futures=True)
 
     def _finished(self, running: dict[Future[Encoded], Job]) -> Iterator[tuple[Job, Encoded]]:
         for future in wait(running, return_when=FIRST_COMPLETED).done:
-            try:
-                yield running.pop(future), future.result()
-            except BrokenProcessPool:
-                raise EmbeddingsError(
-                    "one of the worker processes was killed, perhaps for want of memory: each holds the encoder; give "
-                    "fewer --workers. Finished shards stay, and the same command goes on from there"
-                ) from None
+            yield running.pop(future), future.result()
 
 
 def encode_texts(settings: Settings, texts: list[str]) -> Encoded:
