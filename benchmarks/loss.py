@@ -55,7 +55,7 @@ def in_own_process(*arguments: object) -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--batches", type=int, nargs="+", default=[1024, 4096, 16384])
+    parser.add_argument("--batches", type=int, nargs="*", default=[1024, 4096, 16384])
     parser.add_argument("--tiled-batches", type=int, nargs="*", default=[], help="measured without the plain loss")
     parser.add_argument("--dimension", type=int, default=384)
     parser.add_argument("--rounds", type=int, default=3)

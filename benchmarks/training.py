@@ -117,7 +117,7 @@ def measure(way: str, texts: list[list[str]], batch: int, options: argparse.Name
         if way in OURS:
             log = Path(folder) / "log.jsonl"
             variant = Variant(Similarity.parse("cosine"), 0)
-            with packed_input(model):
+            with packed_input(model, trained=True):
                 train_variant(model, dataset, known, variant, ALPHA, plan, [], log, lambda step: ends.append(clock()))
             lines = map(json.loads, log.read_text(encoding="utf-8").splitlines())
             losses = [line["loss"] for line in lines if line["event"] == "train"]
@@ -175,7 +175,7 @@ def check(texts: list[list[str]], batch: int, options: argparse.Namespace) -> Fi
         return value.item(), found
 
     their_loss, theirs = gradients(MultipleNegativesRankingLoss(model))
-    with packed_input(model) as how:
+    with packed_input(model, trained=True) as how:
         our_loss, ours = gradients(InfoNCELoss(model))
         cached_loss, cached = gradients(InfoNCELoss(model, tokens_per_batch=OURS["ours_cached"]))
     _, exact = gradients(MultipleNegativesRankingLoss(copy.deepcopy(model).double()))

@@ -13,8 +13,9 @@ from sentence_transformers import SentenceTransformer
 from torch import Tensor, nn
 from transformers import BertConfig, ElectraConfig
 
-from offsphere.packed import packed_input, transformer
+from offsphere.packed import packed_input
 from offsphere.packed.families import Family
+from offsphere.packed.fused import FusedLinears
 
 Batch = Callable[..., dict[str, Any]]
 Texts = Callable[..., list[str]]
@@ -74,8 +75,8 @@ def test_a_hook_that_would_be_passed_by_is_found(bert: SentenceTransformer):
 def test_wrong_fused_products_are_left_out(
     bert: SentenceTransformer, batch: Batch, monkeypatch: pytest.MonkeyPatch, tokens_of: TokensOf
 ):
-    linear = transformer._linear
-    monkeypatch.setattr(transformer, "_linear", lambda *given, **options: linear(*given, **options) * 1.001)
+    linear = FusedLinears.__call__
+    monkeypatch.setattr(FusedLinears, "__call__", lambda *given, **options: linear(*given, **options) * 1.001)
     with packed_input(bert.eval()) as how, torch.no_grad():
         assert how.packed and not how.fused and "fused, the outputs differ by" in how.reason
         found = tokens_of(bert, batch([4, 2]))

@@ -12,7 +12,7 @@ from sentence_transformers import SentenceTransformer
 from torch import Tensor, nn
 
 from offsphere.cached_inputs import cached_input
-from offsphere.encoders import set_dropout
+from offsphere.encoders import encode, set_dropout
 from offsphere.losses import InfoNCELoss
 from offsphere.packed import packed_input, transformer
 from offsphere.packed.families import find_family
@@ -101,7 +101,9 @@ def test_the_layers_above_a_frozen_trunk(
     set_dropout(packable, 0.0)
     passed: list[bool] = []
     through = transformer._through
-    monkeypatch.setattr(transformer, "_through", lambda *given: (passed.append(given[-1]), through(*given))[1])
+    monkeypatch.setattr(
+        transformer, "_through", lambda *given: (passed.append(given[-1] is not None), through(*given))[1]
+    )
     with cached_input(packable, 1, tmp_path):
         expected_loss, expected = loss_and_gradients(packable, texts)
         with packed_input(packable) as how:
@@ -228,3 +230,18 @@ def test_adapters_are_part_of_it(bert: SentenceTransformer, texts: Texts):
     (changed,) = [name for name in expected if "change" in name]
     assert expected[changed].abs().max() > 1e-6
     torch.testing.assert_close(gradients[changed], expected[changed], rtol=1e-8, atol=1e-12)
+
+
+def test_encoding_between_steps_uses_the_weights_of_now(bert: SentenceTransformer, texts: Texts):
+    passages = texts([40] * 40)  # enough tokens that weights are laid out
+    optimizer = torch.optim.AdamW(bert.parameters(), 1e-3, fused=True)
+    found = []
+    with packed_input(bert, trained=True):
+        for _ in range(3):
+            found.append(encode(bert, passages, "document"))
+            loss_and_gradients(bert, texts)
+            optimizer.step()
+        found.append(encode(bert, passages, "document"))
+    expected = encode(copy.deepcopy(bert), passages, "document")
+    np.testing.assert_array_equal(found[-1], expected)
+    assert np.abs(found[1] - found[0]).max() > 1e-3, "canary: a step changes nothing"

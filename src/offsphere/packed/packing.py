@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -16,6 +16,7 @@ from torch import nn
 
 from offsphere.cached_inputs import FrozenTrunk
 from offsphere.packed.families import FAMILIES, find_family
+from offsphere.packed.fused import FusedLinears
 from offsphere.packed.transformer import PackedTransformer, model_of
 
 logger = logging.getLogger(__name__)
@@ -54,7 +55,7 @@ class Packing:
 
 
 @contextmanager
-def packed_input(model: SentenceTransformer) -> Iterator[Packing]:
+def packed_input(model: SentenceTransformer, trained: bool = False) -> Iterator[Packing]:
     """Inside, the model's transformer computes on packed tokens, where that gives what the padded ones give.
 
     The modules stay where they are, under their own names: only the ``forward`` of the first one is another. So
@@ -62,20 +63,25 @@ def packed_input(model: SentenceTransformer) -> Iterator[Packing]:
 
     Args:
         model: Any encoder. One that cannot be packed keeps its ordinary forward pass.
+        trained: Whether weights change inside. Where they do not, oneDNN's order of them is kept as well, which takes
+            the memory of the linear layers once more.
 
     Yields:
         How it computes, with the reason where it is the ordinary way.
     """
     first = model[0]
     packing = _how(first)
-    if not packing.packed or "forward" in vars(first):
-        yield packing
-        return
-    first.forward = PackedTransformer(first, packing.fused)
+    mine = packing.packed and "forward" not in vars(first)
+    if mine:
+        first.forward = PackedTransformer(first, FusedLinears() if packing.fused else None)
+    forward = vars(first).get("forward")
+    fused = forward.fused if isinstance(forward, PackedTransformer) else None
     try:
-        yield packing
+        with nullcontext() if trained or fused is None else fused.at_rest():
+            yield packing
     finally:
-        vars(first).pop("forward", None)  # another thread may have been quicker
+        if mine:
+            vars(first).pop("forward", None)  # another thread may have been quicker
 
 
 def is_packed(model: SentenceTransformer) -> bool:
@@ -122,16 +128,19 @@ def _cannot_pack(first: nn.Module) -> str | None:
 
 def _check(first: Transformer | FrozenTrunk) -> Packing:
     """Packed if that agrees with the ordinary forward pass, and fused if that does as well."""
-    failure = _failure(PackedTransformer(first, fused=False))
+    failure = _failure(PackedTransformer(first))
     if failure is not None:
         return Packing(False, False, failure)
-    reason = _cannot_fuse(PackedTransformer(first, fused=True)) or _failure(PackedTransformer(first, fused=True))
+    packed = PackedTransformer(first, linears := FusedLinears(many=1))
+    with linears.at_rest():
+        reason = _cannot_fuse(packed) or _failure(packed)
     return Packing(True, reason is None, reason)
 
 
 def _cannot_fuse(packed: PackedTransformer) -> str | None:
     """Why bias, GELU and residual sum cannot be part of the matrix products; None where they may be."""
-    if not torch.backends.mkldnn.is_available() or not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
+    operations = ("_linear_pointwise", "_reorder_linear_weight")
+    if not torch.backends.mkldnn.is_available() or not all(hasattr(torch.ops.mkldnn, name) for name in operations):
         return "not fused: this build of torch has no oneDNN"
     for layer in packed.layers:
         for part in (layer.query, layer.key, layer.value, layer.output, layer.up, layer.down):

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from sentence_transformers.base.modules import Transformer
-from torch import Tensor, nn
+from torch import Tensor
 
 from offsphere.cached_inputs import FrozenTrunk
 from offsphere.packed.attention import Runs, attend, drop, equal_runs
 from offsphere.packed.families import Family, Layer, find_family
+from offsphere.packed.fused import FusedLinears
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -34,13 +35,13 @@ class PackedTransformer:
     Args:
         original: A transformer of a family that ``families`` knows, or its trained layers above a frozen trunk. Its
             parts are used, not copied.
-        fused: Whether bias, GELU and residual sum are made part of the matrix products where nothing is trained.
+        fused: Makes bias, GELU and residual sum part of the matrix products where nothing is trained.
 
     Attributes:
         original: As given.
     """
 
-    def __init__(self, original: Transformer | FrozenTrunk, fused: bool):
+    def __init__(self, original: Transformer | FrozenTrunk, fused: FusedLinears | None = None):
         self.original = original
         self.fused = fused
 
@@ -73,7 +74,7 @@ class PackedTransformer:
         if layout is None:
             return type(self.original).forward(self.original, features, **kwargs)
         bias = self.family.bias(self.model, layout.lengths[-1]) if self.family.bias else None
-        fused = self.fused and not self.model.training and not torch.is_grad_enabled()
+        fused = None if self.model.training or torch.is_grad_enabled() else self.fused
         layers, heads = self.layers, self.model.config.num_attention_heads
         batches = layout.batches()
         sizes = [sum(texts * length for texts, length in runs) for runs in batches]
@@ -149,28 +150,19 @@ def _layout(features: dict[str, Any]) -> _Layout | None:
     return _Layout(lengths[order].tolist(), places, tuple(mask.shape))
 
 
-def _through(layer: Layer, hidden: Tensor, runs: Runs, heads: int, bias: Tensor | None, fused: bool) -> Tensor:
+def _through(
+    layer: Layer, hidden: Tensor, runs: Runs, heads: int, bias: Tensor | None, fused: FusedLinears | None
+) -> Tensor:
     """One layer."""
     projections = layer.query, layer.key, layer.value
-    query, key, value = (_linear(part, hidden) if fused else part(hidden) for part in projections)
+    query, key, value = (part(hidden) if fused is None else fused(part, hidden) for part in projections)
     dropout = layer.attention_dropout.p if layer.attention_dropout.training else 0.0
     attended = attend(query, key, value, runs, heads, bias, dropout)
-    if fused:
-        hidden = layer.output_norm(_linear(layer.output, attended, plus=hidden))
-        return layer.down_norm(_linear(layer.down, _linear(layer.up, hidden, gelu=True), plus=hidden))
+    if fused is not None:
+        hidden = layer.output_norm(fused(layer.output, attended, plus=hidden))
+        return layer.down_norm(fused(layer.down, fused(layer.up, hidden, gelu=True), plus=hidden))
     output = layer.output(attended)
     if layer.output_dropout is not None:
         output = drop(output, layer.output_dropout)
     hidden = layer.output_norm(output + hidden)
     return layer.down_norm(drop(layer.down(layer.activation(layer.up(hidden))), layer.down_dropout) + hidden)
-
-
-def _linear(module: nn.Module, values: Tensor, gelu: bool = False, plus: Tensor | None = None) -> Tensor:
-    """A linear layer with what follows it, in one pass of oneDNN over the result; the weights stay as they are."""
-    if not isinstance(module, nn.Linear):  # a layer of int8, which has a pass of its own
-        layer: Any = module
-        return layer.pointwise(values, gelu=gelu, plus=plus)
-    if plus is not None:
-        return torch.ops.mkldnn._linear_pointwise.binary(values, plus, module.weight, module.bias, "add")
-    after, variant = ("gelu", "none") if gelu else ("none", "")
-    return torch.ops.mkldnn._linear_pointwise(values, module.weight, module.bias, after, [], variant)

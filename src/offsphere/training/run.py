@@ -112,7 +112,7 @@ class Run:
     def _packed(self) -> AbstractContextManager[object]:
         """Packed tokens where that is exact, which it is in float32 alone; gives how the encoder computes, in words."""
         if self.config.precision == "float32":
-            return packed_input(self.model)
+            return packed_input(self.model, trained=True)
         return nullcontext(f"ordinary forward pass, in {self.config.precision} under autocast")
 
     @property
