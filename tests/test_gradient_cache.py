@@ -21,7 +21,7 @@ from offsphere.encoders import checkpoint_gradients, set_dropout
 from offsphere.errors import ConfigError
 from offsphere.gradient_cache import embed_columns, micro_batches
 from offsphere.losses import InfoNCELoss
-from offsphere.modules import LearnedSimilarity
+from offsphere.modules import LearnedSimilarity, learned_similarity
 from offsphere.packed import packed_input
 from offsphere.similarity import Similarity
 
@@ -42,7 +42,8 @@ def loss_and_gradients(model: Any, columns: Any, factor: float = 1.0, seed: int 
     """Of learned gammas and scale where the model has them."""
     model.zero_grad()
     torch.manual_seed(seed)
-    loss = InfoNCELoss(model, "dot", 0.02, **cache)([dict(features) for features in columns])
+    scale = 0.02 if learned_similarity(model) is None else None
+    loss = InfoNCELoss(model, "dot", scale, **cache)([dict(features) for features in columns])
     (factor * loss).backward()
     return loss.detach(), {name: one.grad.clone() for name, one in model.named_parameters() if one.grad is not None}
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 import math
 
 import pytest
@@ -84,8 +85,9 @@ def test_labels_that_are_no_keys(static):
             judged(columns, labels)
 
 
-def test_auto_is_measured_on_the_first_batch_and_kept(static, sentences):
+def test_auto_is_measured_on_the_first_batch_and_kept(static, sentences, caplog):
     texts = sentences(16, 0)
+    caplog.set_level(logging.INFO, "offsphere")
     loss = InfoNCELoss(static, "dot", scale="auto")
     assert loss.telemetry() == {"gamma_q": 0, "gamma_d": 0, "scale": None}
     loss(features(static, texts[:4], texts[4:8]))
@@ -95,12 +97,13 @@ def test_auto_is_measured_on_the_first_batch_and_kept(static, sentences):
     loss(features(static, texts[8:12], texts[12:]))
     assert loss.fixed_scale == measured
     assert loss.get_config_dict() == {"similarity": "dot", "scale": measured}
+    assert [record.message for record in caplog.records] == [f"scale auto: {expected:.4g} for dot"]
 
 
 def test_gammas_and_scale_of_the_model_are_used(static, sentences):
     texts = sentences(8, 0)
     static.append(LearnedSimilarity(Similarity(0.3, 0.8, learned=True), scale=7.0))
-    loss = InfoNCELoss(static, "learnable", scale=99.0)
+    loss = InfoNCELoss(static, "learnable")
     assert loss.telemetry() == pytest.approx({"gamma_q": 0.3, "gamma_d": 0.8, "scale": 7.0})
     embedded = [torch.from_numpy(static.encode(side)) for side in (texts[:4], texts[4:])]
     expected = info_nce(*embedded, Similarity(0.3, 0.8), 7.0)
@@ -112,7 +115,28 @@ def test_gammas_and_scale_of_the_model_are_used(static, sentences):
     assert loss.learned is static[1]
 
 
-@pytest.mark.parametrize("scale", [0, -1, math.nan, math.inf, "twenty", None])
+@pytest.mark.parametrize("given", [99.0, 7.01, "auto"])
+def test_a_scale_that_the_model_would_overrule_is_an_error(static, given):
+    """T-C2: nothing that the user gave is changed without a word."""
+    static.append(LearnedSimilarity(Similarity.parse("learnable"), scale=7.0))
+    for similarity in ("learnable", "dot"):
+        with pytest.raises(ConfigError, match=rf"scale {given!r} is given, .* carries 7, .*leave scale out"):
+            InfoNCELoss(static, similarity, given)
+    for agreed in (7.0, 7, None):  # as a training hands on what it made the module with
+        assert InfoNCELoss(static, "learnable", agreed).telemetry()["scale"] == pytest.approx(7.0)
+    static[1].norm["log_scale"].data.fill_(math.log(31.0))  # as trained
+    with pytest.raises(ConfigError, match=r"scale 7\.0 is given, .* carries 31, "):
+        InfoNCELoss(static, "learnable", 7.0)
+
+
+@pytest.mark.parametrize(("given", "kept"), [(99.0, 99.0), (1e-3, 1e-3), (None, 20.0)])
+def test_a_scale_is_kept_where_the_model_has_none(static, given, kept):
+    loss = InfoNCELoss(static, "dot", given)
+    loss(features(static, ["iron", "rust"], ["sea", "sand"]))
+    assert loss.telemetry()["scale"] == kept
+
+
+@pytest.mark.parametrize("scale", [0, -1, math.nan, math.inf, "twenty"])
 def test_a_scale_that_is_none(static, scale):
     with pytest.raises(ConfigError, match="scale must be a positive number or 'auto'"):
         InfoNCELoss(static, scale=scale)

@@ -16,6 +16,7 @@ from offsphere.losses import (
     info_nce,
     known_positive_mask,
     resolve_scale,
+    warn_of_saturation,
 )
 from offsphere.similarity import NAMES, Similarity, norms
 
@@ -231,6 +232,37 @@ def test_a_number_that_the_user_gave_is_never_changed(scale, similarity):
     lengths = np.array([3.0, 5.0])
     assert resolve_scale(scale, similarity, lengths, lengths) == scale
     assert resolve_scale("auto", similarity, lengths, lengths) == auto_scale(similarity, lengths, lengths)
+
+
+@pytest.mark.parametrize(
+    ("name", "scale", "saturates"),
+    [
+        ("dot", ALPHA, True),
+        ("dot", "auto", False),
+        ("dot", 10.0, False),
+        ("qnorm", ALPHA, False),
+        ("learnable", ALPHA, False),
+        ("cosine", ALPHA, False),
+        ("cosine", 100.0, False),
+        ("cosine", 500.0, True),
+        ("dot", 1e-9, False),
+    ],
+)
+def test_a_saturating_scale_is_warned_of(measured, name, scale, saturates):
+    """T-C2: with the reason, which the softmax itself bears out, and with the automatic scale."""
+    queries, documents = measured
+    lengths, similarity = [norms(side) for side in measured], Similarity.parse(name)
+    resolved = resolve_scale(scale, similarity, *lengths)
+    warning = warn_of_saturation(resolved, similarity, *lengths)
+    assert (warning is not None) == saturates
+    if warning is not None:
+        logits = torch.from_numpy(resolved * similarity.scores(queries, documents))
+        assert logits.softmax(1).amax(1).mean() > 0.8
+        automatic = auto_scale(similarity, *lengths)
+        assert warning.startswith(
+            f"scale {resolved:g} is {resolved / automatic:.0f} times the {automatic:.3g} of --scale auto"
+        )
+        assert "saturated" in warning and "kept as given" in warning
 
 
 # Known positives

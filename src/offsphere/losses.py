@@ -24,6 +24,8 @@ from offsphere.tiled_loss import MaskRows, tiled_info_nce
 
 ALPHA = 20.0
 """The inverse temperature of the paper (section 4.1), for every variant."""
+SATURATED = 10.0
+"""Times the automatic scale. Cosine at 100, the sharpest in common use, is at 5; raw products of MiniLM at 20 at 12."""
 TILED_FROM = 2**22
 Impl = Literal["auto", "reference", "tiled"]
 
@@ -104,6 +106,18 @@ def resolve_scale(
 ) -> float:
     """The scale itself if it is a number, never changed; the automatic one (see ``auto_scale``) otherwise."""
     return auto_scale(similarity, query_lengths, document_lengths) if scale == "auto" else float(scale)
+
+
+def warn_of_saturation(scale: float, similarity: Similarity, query_lengths: Any, document_lengths: Any) -> str | None:
+    """Why training cannot start well with this scale, with the automatic one beside it; None where it can."""
+    automatic = auto_scale(similarity, query_lengths, document_lengths)
+    if scale < SATURATED * automatic:
+        return None
+    return (
+        f"scale {scale:g} is {scale / automatic:.0f} times the {automatic:.3g} of --scale auto: with embeddings of "
+        "these lengths the softmax is saturated from the first step, nearly all of it on one document, and training "
+        "may not recover. It is kept as given"
+    )
 
 
 class KnownPositives:
@@ -194,7 +208,8 @@ class InfoNCELoss(nn.Module):
     Args:
         model: The encoder. If it carries a ``LearnedSimilarity``, that one's gammas and scale are used.
         similarity: One of the five names, gammas, or a Similarity. ``learnable`` needs the module in the model.
-        scale: Inverse temperature: a number, or ``auto`` to measure it on the first batch (see ``auto_scale``).
+        scale: Inverse temperature: a number, or ``auto`` to measure it on the first batch (see ``auto_scale``). None
+            for that of the model's ``LearnedSimilarity``, or 20 where there is none.
         known_positives: Judgements by integer key. The dataset then has a ``label`` column with the keys of the row,
             [query, positive, negative_1, ...]; without it, keys are made from the tokens of the batch.
         impl: See ``info_nce``.
@@ -207,14 +222,15 @@ class InfoNCELoss(nn.Module):
         scored_queries: Queries so far.
 
     Raises:
-        ConfigError: If the similarity, the scale or the number of tokens is not understood.
+        ConfigError: If the similarity, the scale or the number of tokens is not understood, or the model's own scale
+            would overrule the one given.
     """
 
     def __init__(
         self,
         model: SentenceTransformer,
         similarity: str | Mapping[str, Any] | Similarity = "cosine",
-        scale: float | Literal["auto"] = ALPHA,
+        scale: float | Literal["auto"] | None = None,
         known_positives: KnownPositives | None = None,
         impl: Impl = "auto",
         tokens_per_batch: int | None = None,
@@ -233,8 +249,18 @@ class InfoNCELoss(nn.Module):
                 "learned gammas live in the model, so that they are saved with it; type: "
                 "model.append(LearnedSimilarity(Similarity.parse('learnable')))  # from offsphere.modules"
             )
-        if scale != "auto" and not (isinstance(scale, int | float) and 0 < scale < math.inf):
+        if scale is None:
+            scale = ALPHA
+        elif scale != "auto" and not (isinstance(scale, int | float) and 0 < scale < math.inf):
             raise ConfigError(f"scale must be a positive number or 'auto', found {scale!r}")
+        elif self.learned is not None:
+            own = self.learned.scale.item()
+            if scale == "auto" or not math.isclose(scale, own, rel_tol=1e-4):  # kept as a logarithm in float32
+                raise ConfigError(
+                    f"scale {scale!r} is given, and the model's LearnedSimilarity carries {own:.6g}, which is the one "
+                    "that counts; leave scale out to train with that, or give yours where the module is made: "
+                    "LearnedSimilarity(similarity, scale)"
+                )
         if tokens_per_batch is not None and tokens_per_batch < 1:
             raise ConfigError(f"tokens_per_batch must be a positive number or None, found {tokens_per_batch!r}")
         self.fixed_scale: float | None = None if scale == "auto" else float(scale)

@@ -13,7 +13,7 @@ def test_totals_are_products_of_the_rates(tmp_path, capsys):
     specification = util.spec_from_file_location("benchmark_projection", BENCHMARK)
     benchmark = util.module_from_spec(specification)
     specification.loader.exec_module(benchmark)
-    encode = {"threads": 1, "texts_per_second_bodies_ours": 50.0, "texts_per_second_bodies_int8": 75.0}
+    encode = {"threads": 1, "texts_per_second_passages_ours": 50.0, "texts_per_second_passages_int8": 75.0}
     rows = [
         {"documents": count, "build": {"seconds": count / 2e4, "disk": count * 4e3}, "memory": {"one": count / 4e6},
          "disk": {"one": count / 2e5}}

@@ -61,6 +61,19 @@ def test_export_and_verify(run, model, collection, destinations):
     assert found["passed"] and found["overlap"] == 1.0 and found["queries"] == 5
 
 
+def test_documents_without_text_are_said_to_be_left_out(run, model, collection, destinations):
+    said = "1 documents have no text; they are never an answer, and were left out"
+    arguments = ("export", "--model", model, "--data", collection, "--to", destinations[1])
+    assert said not in run(*arguments)[1]
+    with Path(collection, "corpus.jsonl").open("a", encoding="utf-8") as file:
+        file.write('\n{"_id": "empty", "text": ""}')
+    code, printed, _ = run(*arguments)
+    assert code == 0 and said in printed and "0 documents written, 60 stored before, 60 stored now" in printed
+    (row,) = json.loads(run(*arguments, "--json")[1])
+    assert (row["empty"], row["stored"], row["extra"]) == (1, 60, 0)
+    assert run("verify", destinations[1], "--model", model, "--data", collection)[0] == 0
+
+
 def test_a_failed_verification_exits_1_and_names_the_cause(run, model, collection, destinations):
     target = destinations[0]
     assert run("export", "--model", model, "--data", collection, "--to", target, "--similarity", "cosine")[0] == 0

@@ -10,7 +10,7 @@ from offsphere.data import load_collection
 from offsphere.diagnosis.diagnose import diagnose
 from offsphere.diagnosis.effect_size import cohens_d
 from offsphere.diagnosis.subject import _counted
-from offsphere.encoders import encode
+from offsphere.encoders import encode, limit_length
 from offsphere.errors import ConfigError, DataError, EncoderError, RunError
 from offsphere.evaluation.embedding import embed
 from offsphere.losses import info_nce, resolve_scale
@@ -133,6 +133,23 @@ def test_a_planted_length_signal_shows_among_candidates_and_in_the_reasons(stati
     assert found.effect.overall.low > 1
     assert found.effect.within_candidates.low > 0.2  # other queries' documents are as long
     assert any("relevant documents are longer" in reason.text for reason in found.recommendation.reasons)
+
+
+def test_the_correlation_of_length_with_tokens_read(static, small, run):
+    """Row 97: by hand from words, of which three are read; None where all texts have one length."""
+    folder = small(40, 70)
+    found = run(static, folder, max_length=3)
+    documents = load_collection(folder, "test").documents.values()
+    words = np.array([len(text.split()) for text in documents])
+    limit_length(static, 3)
+    lengths = norms(encode(static, list(documents), "document"))
+    by_hand, unclipped = (np.corrcoef(lengths, np.log(tokens))[0, 1] for tokens in (np.minimum(words, 3), words))
+    assert abs(by_hand - unclipped) > 0.01  # else nothing shows that the tokens are those that were read
+    assert found.effect.text_length_correlation == pytest.approx(by_hand, abs=1e-6)
+    assert as_json(found)["cohens_d"]["text_length_correlation"] == found.effect.text_length_correlation
+    alike = run(static, folder, max_length=1)
+    assert alike.effect.overall.value is not None  # embeddings still differ in length, texts no more
+    assert as_json(alike)["cohens_d"]["text_length_correlation"] is None
 
 
 def test_a_symmetric_task_gets_cosine_and_the_warnings(static, small, run):

@@ -7,9 +7,10 @@ import logging
 import numpy as np
 import pytest
 import torch
+from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Module
 
-from offsphere.encoders import encode, open_encoder, resolve_device
+from offsphere.encoders import encode, open_encoder, opening, resolve_device
 from offsphere.encoders.devices import check_operations, devices_at_hand
 from offsphere.errors import ConfigError
 
@@ -34,6 +35,29 @@ def test_the_cpu_is_always_there(static, save):
 def test_a_device_that_is_not_there(asked, static, save):
     with pytest.raises(ConfigError, match=f"--device {asked}: this machine, as torch sees it, has cpu; type one"):
         open_encoder(save(static), device=asked)
+
+
+def test_mps_is_asked_whether_it_lacks_an_operation(static, save, monkeypatch):
+    """T-L6: when an encoder is opened there, once, and nowhere else."""
+    folder, checked = save(static), []
+    monkeypatch.setattr(opening, "check_operations", checked.append)
+    assert open_encoder(folder, device="cpu").device.type == "cpu" and checked == []
+    with monkeypatch.context() as patch:
+        patch.setattr(SentenceTransformer, "device", torch.device("mps"))
+        opened = open_encoder(folder, device="cpu")
+    assert checked == [opened]
+
+
+def test_mps_at_hand(monkeypatch):
+    """It has no number of its own, and is asked for without one."""
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("mps"))
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: 1)
+    assert devices_at_hand() == ["cpu", "mps:0"]
+    assert [resolve_device(asked) for asked in ("cpu", "mps", "mps:0")] == ["cpu", "mps", "mps:0"]
+    for asked in ("cuda", "mps:1"):
+        with pytest.raises(ConfigError, match=f"--device {asked}: this machine, as torch sees it, has cpu, mps:0; "):
+            resolve_device(asked)
 
 
 class Picky(Module):

@@ -85,10 +85,15 @@ def test_the_same_rows_in_any_division_and_order(model, collection, tmp_path):
 
 
 def test_both_sides_with_their_prompts(model, collection, tmp_path):
-    """T-J1, T-J2 and rows 93 and 96: each side has its prompt, its tokens are counted, and the other side stays."""
-    source, prompts = collection(), {"query": "why : "}
+    """T-J1, T-J2 and rows 92, 93 and 96: each side has its prompt, which is said, and its tokens are counted."""
+    source, prompts, steps = collection(), {"query": "why : "}, Steps(lambda texts: None)
     plain = encode_collection(model, source, tmp_path / "plain", sides=("query", "document"))
-    prompted = encode_collection(model, source, tmp_path / "prompted", sides=("query", "document"), prompts=prompts)
+    prompted = encode_collection(
+        model, source, tmp_path / "prompted", sides=("query", "document"), prompts=prompts, progress=steps
+    )
+    rest = "texts cut at 48 tokens, computed in float32"
+    for said in ("query prompt 'why : ' (2 tokens)", "no document prompt"):
+        assert f"{model} on {source}: {said}, {rest}" in steps.said
     queries, documents = zip(
         *((np.load(Path(one.place) / MATRIX) for one in run) for run in (plain, prompted)), strict=True
     )
@@ -273,6 +278,27 @@ def test_workers_give_the_same_bytes_and_one_that_is_killed_is_named(model, coll
     alone = shards(tmp_path / "alone")
     assert all(alone[number]["checksum"] == shard["checksum"] for number, shard in by_workers.items())
     assert (out / MATRIX).read_bytes() == (tmp_path / "alone" / MATRIX).read_bytes()
+
+
+def test_a_script_without_a_guard_is_told_what_it_lacks(model, collection, tmp_path):
+    """T-L5, row 123: a worker first runs the script again, which must not be taken for a lack of memory."""
+    source = collection(40)
+    call = "encode_collection({!r}, {!r}, {!r}, shard_size=10, workers=2)\n"
+    ended = {}
+    for name, guard in (("bare", ""), ("guarded", 'if __name__ == "__main__":\n    ')):
+        script, out = tmp_path / f"{name}.py", tmp_path / name
+        line = call.format(model, str(source), str(out))
+        script.write_text(f"from offsphere.encoding import encode_collection\n\n{guard}{line}", encoding="utf-8")
+        ended[name] = subprocess.run([sys.executable, str(script)], capture_output=True, text=True)
+    stderr = ended["bare"].stderr
+    assert ended["bare"].returncode != 0 and "want of memory" not in stderr
+    for said in ("a worker process cannot start workers of its own", "a worker process could not begin"):
+        told = [line for line in stderr.splitlines() if f"UsageError: {said}" in line]
+        assert told and all('put what it does under `if __name__ == "__main__":`' in line for line in told)
+    assert ended["guarded"].returncode == 0, ended["guarded"].stderr
+    run(model, source, tmp_path / "alone", shard_size=10)
+    for file in (MATRIX, "ids.txt"):
+        assert (tmp_path / "guarded" / file).read_bytes() == (tmp_path / "alone" / file).read_bytes()
 
 
 @pytest.mark.parametrize(

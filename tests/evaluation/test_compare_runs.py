@@ -261,6 +261,33 @@ def test_what_a_collection_excludes_is_taken_out_of_every_run(tmp_path, pair):
     assert comparison.notes == ("excluding, base: documents that the collection excludes for their query, left out: 1",)
 
 
+@pytest.mark.parametrize(("settings", "value"), [("exclude_self: true\n", 1.0), ("", 0.5)])
+def test_the_self_match_is_taken_out_of_every_run(tmp_path, settings, value):
+    """Row 79: queries are documents, each found first for itself; a run is read by the same rule as one is made."""
+    folder = write_collection(tmp_path / "papers", settings=settings)
+    rows = "".join(json.dumps({"_id": f"d{i}", "text": f"text {i}"}) + "\n" for i in range(8))
+    (folder / "queries.jsonl").write_text(rows, encoding="utf-8")
+    qrels = "".join(f"d{i}\td{(i + 1) % 8}\t1\n" for i in range(8))
+    (folder / "qrels" / "test.tsv").write_text("query-id\tcorpus-id\tscore\n" + qrels, encoding="utf-8")
+    found = {f"d{i}": [f"d{i}", f"d{(i + 1) % 8}"] for i in range(8)}
+    without = {query: documents[1:] for query, documents in found.items()}
+    runs = [write_run(tmp_path / "all.trec", found), write_run(tmp_path / "three.trec", without | take(found, 3))]
+    comparison = compare_runs(runs, [str(folder)], measure="RR")
+    first, second = comparison.scores
+    assert first.value == value and second.value == (5 + 3 * value) / 8
+    excluded = (8, 3) if settings else (0, 0)
+    assert (first.excluded, second.excluded) == excluded
+    assert comparison.notes == tuple(
+        f"papers, {name}: documents that the collection excludes for their query, left out: {number}"
+        for name, number in zip(("all", "three"), excluded, strict=True)
+        if number
+    )
+
+
+def take(run: dict[str, list[str]], number: int) -> dict[str, list[str]]:
+    return dict(list(run.items())[:number])
+
+
 def test_ties_are_counted_and_averaged(collection, tmp_path, pair):
     """T-G1: the value of trec_eval and the average stand beside each other."""
     tied = tmp_path / "tied.trec"

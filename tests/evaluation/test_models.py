@@ -212,6 +212,34 @@ def test_the_self_match_is_left_out_where_declared_and_refilled(static, save, ma
     assert {len(found) for found in runs["plain"].values()} == {60}
 
 
+def test_golden_value_of_the_self_match_rule(static, save, tmp_path):
+    """T-H1 and row 82: with the rule the relevant document is first; without it each query finds itself first."""
+    words = "iron rust water moon sea tide salt bee dance honey sun light leaf green ice cold".split()
+    table, vocabulary = static[0].embedding.weight.data, static.tokenizer.get_vocab()
+    table[:] = 0
+    for i, word in enumerate(words):  # two and two are near each other, and at right angles to all others
+        table[vocabulary[word], i // 2 * 2] = 1.0 if i % 2 == 0 else 0.9
+        table[vocabulary[word], i] += 0.5 * (i % 2)
+    source, names = str(save(static)), ["cosine", "dot"]
+    texts = "".join(json.dumps({"_id": str(i), "text": word}) + "\n" for i, word in enumerate(words))
+    qrels = "".join(f"{i}\t{i + 1 - i % 2 * 2}\t1\n" for i in range(len(words)))
+    folders = {}
+    for kind, settings, expected in (("ruled", "exclude_self: true\n", 1.0), ("plain", "", 1 / np.log2(3))):
+        folder = folders[kind] = tmp_path / kind / "made"
+        (folder / "qrels").mkdir(parents=True)
+        (folder / "qrels" / "test.tsv").write_text("query-id\tcorpus-id\tscore\n" + qrels)
+        for file, content in (("corpus.jsonl", texts), ("queries.jsonl", texts), ("collection.yaml", settings)):
+            (folder / file).write_text(content)
+        rows = evaluated(source, [str(folder)], names, measures=("nDCG@10",), out=folder.parent)
+        assert values(rows) == {("made", name, "nDCG@10"): pytest.approx(expected, abs=1e-15) for name in names}
+        compared = compare_runs([folder.parent], [str(folder)])
+        assert compared.means["made"] == dict.fromkeys(names, pytest.approx(expected, abs=1e-15))
+        assert [score.excluded for score in compared.scores] == [0, 0]
+    later = compare_runs([folders["plain"].parent], [str(folders["ruled"])])
+    assert later.means["made"] == dict.fromkeys(names, 1.0)
+    assert [score.excluded for score in later.scores] == [16, 16]
+
+
 def test_exclusions_of_single_queries_are_said_and_kept(static, save, make):
     """T-H4, and row 85: the results say what was excluded."""
     folder, told = make("one", settings="excluded: {q0: [d1, d2], q3: [d4]}\n"), Told()
@@ -276,6 +304,60 @@ def test_same_values_for_any_batch_size_and_order_of_corpus_and_queries(encoder,
     for name in SIMILARITIES:
         runs = [{q: list(scores) for q, scores in table.rankings[name].run().items()} for table in (expected, found)]
         assert runs[0] == runs[1]
+
+
+def test_the_prompts_in_force_are_told(static, save, make):
+    """Row 92: once a model, and once more where data has its own; not a word where there is none."""
+    plain, own, same = (
+        make("plain"),
+        make("own", 1, "prompts: {query: 'why : '}\n"),
+        make("same", 2, "prompts: {query: 'query : '}\n"),
+    )
+    data = [str(one) for one in (plain, own, same)]
+    without, told = str(save(static, "without")), Told()
+    evaluated(without, [str(plain)], progress=told)
+    assert told.lines == []
+    evaluated(without, [str(own)], progress=told)
+    assert told.lines == ["own: its own query prompt 'why : ' (2 tokens)"]
+    static.prompts |= {"query": "query : "}
+    source, told = str(save(static)), Told()
+    evaluated(source, data, progress=told)
+    assert told.lines == [
+        f"{source}: query prompt 'query : ' (2 tokens), no document prompt",
+        "own: its own query prompt 'why : ' (2 tokens), in place of the model's 'query : '",
+    ]
+    told = Told()
+    evaluated(source, data, prompts={"query": "the : ", "document": "passage : "}, progress=told)
+    assert told.lines == [f"{source}: query prompt 'the : ' (2 tokens), document prompt 'passage : ' (2 tokens)"]
+
+
+def test_results_say_the_prompt_and_its_tokens(static, transformer, save, make, tmp_path):
+    """Row 93: of each side, data set and model; what a prompt counts depends on the tokenizer."""
+    static.prompts |= {"query": "query : "}
+    one, two = str(save(static, "static")), str(save(transformer, "transformer"))
+    own = make("own", settings="prompts: {query: 'why moonlight : '}\n")
+    pairs = tmp_path / "pairs" / "test.jsonl"
+    pairs.parent.mkdir()
+    rows = [{"sentence1": "iron rust", "sentence2": text, "score": i} for i, text in enumerate(("sea", "moon rust"))]
+    pairs.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    data, out = [str(make("plain", 1)), str(own), str(pairs)], tmp_path / "out"
+
+    def recorded():
+        evaluate_models([one, two], data, ["cosine"], out=out)
+        described = json.loads((out / "environment.json").read_text(encoding="utf-8"))["datasets"]
+        return {name: of["models"] for name, of in described.items()}
+
+    def force(query: str, tokens: int):
+        return {"prompts": {"query": query, "document": ""}, "prompt_tokens": {"query": tokens, "document": 0}}
+
+    models_own = {one: force("query : ", 2), two: force("", 0)}
+    expected = {
+        "plain": models_own,
+        "own": {one: force("why moonlight : ", 3), two: force("why moonlight : ", 8)},
+        "pairs": models_own,
+    }
+    assert recorded() == expected
+    assert recorded() == expected  # also where all of it was finished before
 
 
 # Going on

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -31,6 +32,17 @@ def test_empty_documents_enter_no_statistic(embed):
     assert record["document_mean"] == 2.0 and record["edges"][-1] == 3.0
     assert (record["relevant_mean"], record["irrelevant_mean"]) == (3.0, 1.5)
     assert (sum(record["relevant"]), sum(record["irrelevant"])) == (1, 2)
+
+
+def test_empty_queries_enter_no_statistic(embed):
+    embedded = embed([[3.0], [0.0], [5.0], [900.0]], [[1.0], [2.0]])
+    texts = {"q0": "text", "q1": "", "q2": "text", "q3": " "}
+    record = norm_record(replace(embedded, collection=replace(embedded.collection, queries=texts)))
+    assert record["query_mean"] == 4.0 and record["query_cv"] == pytest.approx(np.sqrt(2) / 4)
+    assert norm_record(embedded)["query_mean"] == 227.0, "canary"
+    texts = dict.fromkeys(texts, "")
+    record = norm_record(replace(embedded, collection=replace(embedded.collection, queries=texts)))
+    assert (record["query_mean"], record["query_cv"]) == (None, None)
 
 
 def test_undefined_numbers_are_none(embed):

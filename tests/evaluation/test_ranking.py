@@ -174,6 +174,17 @@ def test_run_files_read_back_exactly(embed, tmp_path):
     assert np.float32(score) == ranking.scores[0, 0]
 
 
+def test_a_run_file_from_windows_reads_the_same(embed, tmp_path):
+    """With a byte order mark before the first query, and a carriage return behind every tag."""
+    written, other = tmp_path / "made.trec", tmp_path / "windows.trec"
+    write_trec(rank(embed([[1.0, 2.0], [2.0, 1.0]], [[1.0, 0.0], [0.0, 1.0]]), DOT), written, "dot")
+    content = written.read_bytes()
+    other.write_bytes(b"\xef\xbb\xbf" + content.replace(b"\n", b"\r\n"))
+    assert len(other.read_bytes()) == len(content) + 3 + 4, "canary"
+    assert listed(read_trec(other)) == listed(read_trec(written))
+    assert set(read_trec(other)) == {"q0", "q1"}
+
+
 def test_ids_that_a_run_file_cannot_hold_are_refused(embed, tmp_path):
     with pytest.raises(DataError, match="'a b' is empty or holds white space"):
         write_trec(rank(embed([[1.0]], [[1.0]], document_ids=["a b"]), DOT), tmp_path / "run", "x")

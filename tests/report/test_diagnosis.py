@@ -69,6 +69,16 @@ def test_a_diagnosis_without_numbers_prints(diagnosis):
     assert "log10 kappa" not in text
 
 
+@pytest.mark.parametrize(
+    ("value", "shown"), [(0.416, "+0.42"), (-0.1, "-0.10"), (None, "–, because one of them does not vary")]
+)
+def test_the_correlation_with_tokens_read_is_printed(diagnosis, value, shown):
+    """Row 97."""
+    effect = replace(diagnosis.effect, text_length_correlation=value)
+    lines = printed(print_diagnosis, replace(diagnosis, effect=effect), width=120).splitlines()
+    assert f"correlation of a document embedding's length with log(tokens read): {shown}" in lines
+
+
 def test_a_tuning_prints_its_sentence_and_the_gain_on_held_out_queries(tuning):
     text = printed(print_tuning, tuning)
     assert tuning.sentence.split(":")[0] in text

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from offsphere.data.shard import Shard
 from offsphere.diagnosis.subject import Encoder, open_bare
 from offsphere.encoders import encode, model_fingerprint
 from offsphere.errors import ConfigError, DataError, EncoderError, StoreError, UsageError
@@ -40,7 +41,7 @@ def target(tmp_path):
 
 @pytest.fixture
 def corpus(tmp_path, sentences):
-    """Writes a collection's corpus of 300 documents, one of them empty, and gives its folder."""
+    """Writes a collection's corpus of 300 documents, the last of them a title alone, and gives its folder."""
 
     def make(texts: list[str] | None = None, name: str = "corpus") -> str:
         texts = [*sentences(COUNT - 1, 0), ""] if texts is None else texts
@@ -248,6 +249,62 @@ def test_an_adopted_collection_is_recognised_once_it_holds_nothing_else(kind, ma
     assert (result.written, result.kept) == (0, 2)
     with pytest.raises(StoreError, match="prepared for"):
         export(source("cosine", data=data), [target(kind)], adopt=True)
+
+
+WITHOUT_TEXT = ["", "sea", "ice cold", "", "hot"]  # every third document has no title either
+
+
+@pytest.mark.parametrize("kind", EMBEDDED)
+def test_documents_without_text_are_left_out(kind, source, target, corpus):
+    """T-I2: a zero vector scores 0, and so would be the best answer where all others are negative."""
+    data = corpus(["", "sea", "ice"])
+    (result,) = export(source(data=data), [target(kind)])
+    assert (result.written, result.kept, result.empty, result.stored, result.extra) == (2, 0, 1, 2, 0)
+    with closing(open_store(target(kind))) as store:
+        opposite = -store.vectors(IDS[1:3]).sum(axis=0, keepdims=True)
+        (answer,) = store.search(opposite, 3)
+    assert {found.id for found in answer} == set(IDS[1:3])
+    assert max(found.score for found in answer) < 0, "canary"
+    (again,) = export(source(data=data), [target(kind)])
+    assert (again.written, again.kept, again.empty, again.stored) == (0, 2, 1, 2)
+
+
+@pytest.mark.parametrize("kind", EMBEDDED)
+def test_a_document_that_lost_its_text_is_gone(kind, source, target, corpus):
+    (before,) = export(source(data=corpus(["fire", "sea", "ice"])), [target(kind)])
+    assert (before.empty, before.stored) == (0, 3)
+    (result,) = export(source(data=corpus(["", "sea", "ice"])), [target(kind)])
+    assert (result.written, result.kept, result.empty, result.stored, result.extra) == (0, 2, 1, 2, 0)
+    with closing(open_store(target(kind))) as store:
+        assert set(store.digests(IDS[:3])) == set(IDS[1:3])
+
+
+def test_nothing_but_documents_without_text(source, target, corpus):
+    (result,) = export(source(data=corpus([""])), [target("lancedb")])
+    assert (result.written, result.empty, result.stored, result.read_back) == (0, 1, 0, 0)
+
+
+def test_shards_leave_out_their_own_documents_without_text(model, corpus, target, tmp_path):
+    from offsphere.search.index import Index
+
+    Index.create(tmp_path / "index", model, device="cpu").add(corpus(WITHOUT_TEXT))
+    index = Index.open(tmp_path / "index")
+    parts = [
+        export(IndexedDocuments(index, shard=Shard(number, 2)), [target("lancedb")], at_once=2)[0] for number in (1, 2)
+    ]
+    assert (sum(part.written for part in parts), sum(part.empty for part in parts), parts[1].stored) == (3, 2, 3)
+    (whole,) = export(IndexedDocuments(index), [target("lancedb")], at_once=2)
+    assert (whole.written, whole.kept, whole.empty, whole.stored, whole.extra) == (0, 3, 2, 3, 0)
+
+
+@pytest.mark.parametrize(("kind", "make"), [("chroma", make_chroma), ("lancedb", make_lancedb)])
+def test_an_adopted_collection_keeps_nothing_of_a_document_without_text(kind, make, source, target, corpus):
+    data = corpus(WITHOUT_TEXT)
+    make(target(kind), "ip", np.ones((2, 16)), IDS[:2])
+    (result,) = export(source(data=data), [target(kind)], adopt=True)
+    assert (result.written, result.empty, result.stored, result.extra) == (3, 2, 3, 0)
+    (again,) = export(source(data=data), [target(kind)])  # signed, as all of it is ours
+    assert (again.written, again.kept, again.empty) == (0, 3, 2)
 
 
 class Heard(Silent):

@@ -11,7 +11,7 @@ import pytest
 
 from offsphere.diagnosis.subject import open_bare
 from offsphere.encoders import encode
-from offsphere.errors import ConfigError, StoreError, UsageError
+from offsphere.errors import ConfigError, DataError, StoreError, UsageError
 from offsphere.search.export import export
 from offsphere.search.sources import EncodedDocuments
 from offsphere.search.stores import open_store
@@ -131,6 +131,24 @@ def test_our_exports_rank_as_the_model(kind, similarity, exported, check):
     assert (found.overlap, found.tau, found.same_scores, found.present) == (1.0, pytest.approx(1.0), 1.0, 1.0)
     assert (found.documents, found.encoded, found.stored, found.queries) == (COUNT, COUNT, COUNT, 30)
     assert json.loads(json.dumps(found.to_dict()))["passed"] is True
+
+
+def test_documents_without_text_belong_into_no_collection(exported, check, collection):
+    """T-I2: an export that leaves them out is complete; a zero vector takes the places of negative scores."""
+    with Path(collection, "corpus.jsonl").open("a", encoding="utf-8") as file:
+        file.write('{"_id": "empty", "title": "", "text": " "}\n')
+    target = exported("parquet")
+    found = check(target)
+    assert found.passed and (found.documents, found.stored, found.extra, found.missing) == (COUNT, COUNT, 0, [])
+    store = open_store(target)
+    store.write([Record("empty", np.zeros(store.dimension(), np.float32), 0.0)])
+    store.close()
+    assert check(target).extra == 1
+
+    rows = [{"_id": str(number), "text": ""} for number in range(30)]
+    Path(collection, "corpus.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    with pytest.raises(DataError, match="no document has text; there is nothing to verify"):
+        check(target)
 
 
 def test_the_similarities_rank_this_collection_apart(embedded, model, collection):

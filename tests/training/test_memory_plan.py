@@ -129,6 +129,22 @@ def test_logits_outgrow_the_encoder(bert_model, static_model, uneven):
     assert plan_memory(bert_model, uneven, 64, processes=4).logits == 4 * small.logits
 
 
+def test_activations_and_logits_that_both_outgrow_the_memory(bert_model, uneven):
+    """T-D4: the tiled loss alone would leave the activations, and the gradient cache alone the logits."""
+    batch = 4096
+    with packed_input(bert_model):
+        ample = plan_memory(bert_model, uneven, batch, total=LARGE)
+        assert (ample.method, ample.tiled) == ("one graph", True)
+        fixed = ample.needed - ample.activations
+        total = round((fixed + ample.activations / 10) / memory_plan.SHARE["cpu"])
+        both = plan_memory(bert_model, uneven, batch, total=total)
+    assert both.tiled and both.tokens_per_batch is not None and both.tokens_kept < both.tokens
+    assert "gradient cache" in str(both) and str(both).endswith("tiled loss")
+    room = total * memory_plan.SHARE["cpu"]
+    assert both.needed < room * 1.01 < min(both.activations, both.logits)
+    assert (both.activations, both.logits) == (ample.activations, ample.logits)
+
+
 def test_what_is_printed(bert_model, uneven):
     text = str(plan_memory(bert_model, uneven, 64, total=LARGE))
     assert text.startswith("encoder ") and "MB of activations for" in text and "logits 0.1 MB" in text

@@ -293,6 +293,28 @@ def test_pairs_are_mined_from_all_their_positives(plain, tmp_path, sentences):
     assert any("its 1 columns of negatives are left out" in line for line in said)
 
 
+@pytest.mark.parametrize("exclude_self", [True, False])
+def test_a_document_with_the_id_of_its_query(plain, tmp_path, exclude_self):
+    """It has another text, as a query of ArguAna is an argument of the corpus; only the collection can say so."""
+    folder = tmp_path / "arguments"
+    queries = {"a": "moon tide sea", "b": "rust iron salt", "c": "honey bee sun"}
+    documents = {one: f"{text} the" for one, text in queries.items()}  # nearer than anything else
+    documents |= {"d": "wind sand", "e": "cold ice", "f": "song bird"}
+    (folder / "qrels").mkdir(parents=True)
+    for name, texts in (("corpus", documents), ("queries", queries)):
+        lines = (json.dumps({"_id": one, "text": text}) + "\n" for one, text in texts.items())
+        (folder / f"{name}.jsonl").write_text("".join(lines), encoding="utf-8")
+    judged = "".join(f"{query}\t{document}\t1\n" for query, document in zip("abc", "def", strict=True))
+    (folder / "qrels" / "train.tsv").write_text("query-id\tcorpus-id\tscore\n" + judged, encoding="utf-8")
+    (folder / "collection.yaml").write_text(json.dumps({"exclude_self": exclude_self}), encoding="utf-8")
+    rule = Rule(negatives=1, first=1, last=1)
+    mined = mine(plain, [str(folder)], tmp_path / "hard.jsonl", rule, similarity="cosine")
+    own = [negative == documents[query] for query, (*_, negative) in zip(queries, rows_of(mined.out), strict=True)]
+    assert own == [not exclude_self] * 3
+    assert mined.tally.skipped["excluded by the collection"] == (3 if exclude_self else 0)
+    assert mined.tally.skipped["text of the query"] == 0
+
+
 def test_another_corpus_is_known_by_id_and_by_text(plain, world, tmp_path):
     """Its documents have the ids of the qrels, and some of them another text."""
     documents = [{"_id": "d10", "text": "sea salt song"}, {"_id": "new", "text": "Honey bee"}]

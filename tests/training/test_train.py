@@ -155,6 +155,46 @@ def test_the_command_prints_results_and_where_the_model_is(
 
 
 class TestSettings:
+    def test_a_given_scale_is_kept_and_a_saturating_one_is_warned_of(
+        self, run: Callable[..., TrainedModel], tmp_path: Path, listener: Listener
+    ) -> None:
+        """T-C2: a number of the user's is never changed; why raw products cannot start with it is said, once."""
+
+        def said(name: str, **changed: Any) -> tuple[TrainedModel, list[str]]:
+            listener.said.clear()
+            trained = run(out=tmp_path / name, eval=[], **changed)
+            return trained, [line for line in listener.said if line.startswith("warning")]
+
+        automatic, nothing = said("auto", similarity="dot")
+        assert nothing == []
+        assert said("cosine", similarity="cosine", scale=20.0)[1] == []
+        trained, (warning,) = said("dot", similarity="dot", scale=20.0, seeds=[0, 1])
+        assert warning.startswith("warning: dot: scale 20 is ") and "the softmax is saturated" in warning
+        assert f"times the {automatic.finished.scale:.3g} of --scale auto" in warning
+        assert 20.0 / automatic.finished.scale > 10, "canary"
+        assert trained.finished.scale == 20.0
+        for seed in (0, 1):
+            log = (tmp_path / "dot" / "variants" / f"dot-seed{seed}" / "log.jsonl").read_text("utf-8").splitlines()
+            scales = {line["scale"] for line in map(json.loads, log) if line["event"] in ("train", "validation")}
+            assert scales == {20.0}
+
+    def test_random_weights_are_measured_seed_by_seed_and_warned_of_once(
+        self, run: Callable[..., TrainedModel], listener: Listener
+    ) -> None:
+        run(init="random", similarity="dot", scale=1e6, seeds=[0, 1], steps=1)
+        (warning,) = [line for line in listener.said if line.startswith("warning: dot: scale 1e+06 is ")]
+        assert "saturated" in warning
+
+    def test_the_memory_plan_is_said(self, run: Callable[..., TrainedModel], listener: Listener) -> None:
+        """T-D4: what the encoder and what the logits take, and which way of computing was taken for it."""
+        run()
+        (line,) = [line for line in listener.said if line.startswith("memory ")]
+        assert re.fullmatch(
+            r"memory         encoder .* of activations for \d+ tokens a batch, logits .* in all, .* free: one graph, "
+            r"plain loss",
+            line,
+        )
+
     def test_a_measure_is_checked_before_anything_is_loaded(self, tmp_path: Path) -> None:
         """T-F3: with a suggestion; the encoder named here does not exist."""
         with pytest.raises(ValueError, match=r"unknown measure 'nDGC@10' \(did you mean nDCG@10\?\)"):
@@ -166,6 +206,24 @@ class TestSettings:
         values = {line["step"]: line["RR@10"] for line in lines if line["event"] == "validation" and line["step"]}
         assert trained.finished.validation == max(values.values()) == values[trained.finished.best_step]
         assert all("nDCG@10" in line for line in lines if line["event"] == "validation")
+
+    def test_the_prompts_in_force_are_said(
+        self,
+        run: Callable[..., TrainedModel],
+        tmp_path: Path,
+        write_collection: Callable[..., Path],
+        listener: Listener,
+    ) -> None:
+        """Row 92: the run's own, and those of a collection that is read with others; else not a word."""
+        run(steps=1)
+        assert not [line for line in listener.said if line.startswith("prompts")]
+        own = write_collection(tmp_path / "own", {"test": 12}, seed=9, settings="prompts: {document: 'answer : '}\n")
+        run(steps=1, query_prompt="ask : ", eval=[str(own)], out=tmp_path / "prompted")
+        assert "prompts        query prompt 'ask : ' (2 tokens), no document prompt" in listener.said
+        assert [line for line in listener.said if line.startswith("note: own")] == [
+            "note: own (test): its own document prompt 'answer : ' (2 tokens); training applies the model's, set with "
+            "--query-prompt and --document-prompt"
+        ]
 
     def test_accumulating_is_said_to_add_no_negatives(
         self, run: Callable[..., TrainedModel], tmp_path: Path, listener: Listener
@@ -216,6 +274,44 @@ class TestSettings:
         found = [line["learning_rate"] for line in lines if line["event"] == "train"]
         assert found[:1] == [0.0]
         assert found[1:] == pytest.approx(rates)
+
+
+def test_exclusions_are_said_and_recorded(
+    run: Callable[..., TrainedModel],
+    tmp_path: Path,
+    static_encoder: Path,
+    write_collection: Callable[..., Path],
+    listener: Listener,
+) -> None:
+    """Rows 78 and 85, of what validates and of what is evaluated; a folder from before it was recorded goes on."""
+    rules = "exclude_self: true\nexcluded: {q24: [d1], q36: [d1, d2]}\nprompts: {query: 'ask : '}\n"
+    data = str(write_collection(tmp_path / "rules", {"train": 24, "dev": 12, "test": 12}, seed=9, settings=rules))
+    run(train=[data], eval=[data], steps=1)
+    excluded = {"dev": 1, "test": 2}
+    assert [line for line in listener.said if "never ranked" in line] == [
+        f"note: rules ({split}): never ranked: a document with the id of the query; {number} documents that it "
+        "excludes for single queries"
+        for split, number in excluded.items()
+    ]
+    file = tmp_path / "run" / "environment.json"
+    written = json.loads(file.read_text("utf-8"))
+    assert written["datasets"].keys() == {"dev rules", "evaluation rules"} < written["data"].keys()
+    for name, split in (("dev rules", "dev"), ("evaluation rules", "test")):
+        described = written["datasets"][name]
+        assert (described["exclude_self"], described["excluded"]) == (True, excluded[split])
+        assert (described["split"], described["queries"]) == (split, 12)
+        assert described["models"] == {
+            str(static_encoder): {
+                "prompts": {"query": "ask : ", "document": ""},
+                "prompt_tokens": {"query": 2, "document": 0},
+            }
+        }
+    del written["datasets"]
+    file.write_text(json.dumps(written), encoding="utf-8")
+    listener.started.clear()
+    run(train=[data], eval=[data], steps=1)
+    assert listener.started == []
+    assert json.loads(file.read_text("utf-8")) == written
 
 
 class TestGrid:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -99,6 +100,28 @@ class Collection:
     def without_prompts(self, sides: Iterable[str]) -> Collection:
         """The collection without its prompts of these sides, because the user gave others."""
         return replace(self, prompts={side: prompt for side, prompt in self.prompts.items() if side not in set(sides)})
+
+    def never_ranked(self) -> str:
+        """What is never ranked, in words; empty where everything is."""
+        pairs = sum(map(len, self.excluded.values()))
+        rules = [
+            *(["a document with the id of the query"] if self.exclude_self else []),
+            *([f"{pairs:,} documents that it excludes for single queries"] if pairs else []),
+        ]
+        return f"never ranked: {'; '.join(rules)}" if rules else ""
+
+    def describe(self) -> dict[str, Any]:
+        """Its size, what it excludes, its prompts and notes, as environment.json keeps them."""
+        return {
+            "split": self.split,
+            "queries": len(self.queries),
+            "documents": len(self.documents),
+            "judgements": sum(map(len, self.qrels.values())),
+            "exclude_self": self.exclude_self,
+            "excluded": sum(map(len, self.excluded.values())),
+            "prompts": self.prompts,
+            "notes": list(self.notes),
+        }
 
     def fingerprint(self) -> str:
         """A SHA-256 of ids, texts, judgements and exclusions; files, compression and order do not matter."""

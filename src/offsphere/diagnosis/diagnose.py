@@ -23,10 +23,11 @@ from offsphere.diagnosis.effect_size import (
 )
 from offsphere.diagnosis.fisher import BATCH_SIZE, PAIRS_PER_DIMENSION, Fisher, Masked, fisher_information, too_few
 from offsphere.diagnosis.material import Material, load_material
-from offsphere.diagnosis.subject import Encoder, embed_material, open_bare, prompts_in_force
+from offsphere.diagnosis.subject import Encoder, embed_material, open_bare
 from offsphere.diagnosis.symmetry import Probe, is_symmetric, probe, symmetry_warning
 from offsphere.diagnosis.variation import variation_ratios
 from offsphere.encoders import encode
+from offsphere.encoding.prompts import prompts_in_force
 from offsphere.errors import DataError, RunError
 from offsphere.evaluation.norms import norm_record
 from offsphere.evaluation.ranking import EmbeddedCollection, rank
@@ -238,7 +239,7 @@ class _Measured:
         collection = material.collection
         self.encoder, self.material, self.embedded, self.seed = encoder, material, embedded, seed
         self.texts = {"query": [*collection.queries.values()], "document": [*collection.documents.values()]}
-        self.prompts = prompts_in_force(encoder, material)
+        self.prompts = prompts_in_force(encoder.model, collection.prompts).texts
         self.limit = token_limit(encoder.model)
         self.counts = {
             side: token_counts(encoder.model, [self.prompts[side] + text for text in texts])

@@ -42,12 +42,6 @@ def open_bare(source: str, max_length: int | None, prompts: Mapping[str, str] | 
     return Encoder(source, model, strip_normalize(model), declared)
 
 
-def prompts_in_force(encoder: Encoder, material: Material) -> dict[str, str]:
-    """What stands before a query and before a document: the collection's prompt, else the model's."""
-    own = material.collection.prompts
-    return {side: own.get(side, encoder.model.prompts.get(side, "")) for side in ("query", "document")}
-
-
 def embed_material(encoder: Encoder, material: Material, progress: Progress) -> EmbeddedCollection:
     """Raw embeddings of the collection, with a progress that counts texts.
 

@@ -18,16 +18,17 @@ from typing import get_args
 import numpy as np
 
 from offsphere.data.documents import read_prompts
-from offsphere.diagnosis.audit import token_counts, token_limit
+from offsphere.diagnosis.audit import token_limit
 from offsphere.diagnosis.subject import Encoder, open_bare
 from offsphere.encoders import Precision, Side, check_precision, encode, model_fingerprint
 from offsphere.encoding.batches import TOKENS
 from offsphere.encoding.cache import Encoded, TextCache
 from offsphere.encoding.int8 import INT8, check_fidelity
 from offsphere.encoding.manifest import IDS, Finished, Manifest, read_manifest, refuse_differences
+from offsphere.encoding.prompts import Prompts, prompts_in_force
 from offsphere.encoding.storage import Storage, checksum, open_storage
 from offsphere.encoding.texts import Plan, Texts, shard_hash
-from offsphere.encoding.ways import Here, Job, Processes, Settings, Way
+from offsphere.encoding.ways import Here, Job, Processes, Settings, Way, check_guard
 from offsphere.errors import ConfigError, DataError, EmbeddingsError, EncoderError
 from offsphere.progress import Progress, Silent
 from offsphere.search.manifest import locate
@@ -89,7 +90,8 @@ def encode_collection(
         max_length: Tokens kept of each text.
         prompts: By side, in place of the collection's and the model's own.
         tokens: Most tokens of a batch, padding included.
-        workers: Processes of this machine.
+        workers: Processes of this machine. A script that asks for several calls this under
+            ``if __name__ == "__main__":``, because each of them runs the script again.
         shard_size: Texts of a shard; 4096, or what the folder has, if None.
         precision: Of the computation; what is stored is float32.
         max_norm_error: With int8: the largest mean error of a length, as a share, that is accepted.
@@ -102,8 +104,11 @@ def encode_collection(
         DataError: If the source is malformed, with file and line.
         EncoderError: If the model cannot be opened, an embedding is not finite, or int8 is too far from float32.
         EmbeddingsError: If the folder has something else, or cannot be written to.
+        UsageError: If a setting makes no sense, or a worker cannot run the script that called this.
     """
     progress = progress or Silent()
+    if workers > 1:
+        check_guard()
     if min(tokens, workers, shard_size or 1) < 1:
         raise ConfigError(f"tokens, workers and shard size are at least 1; found {tokens}, {workers} and {shard_size}")
     if precision not in (*get_args(Precision), INT8):
@@ -272,15 +277,14 @@ class _Run:
 
 def _manifest(encoder: Encoder, source: str, side: Side, plan: Plan, shard_size: int, precision: str) -> Manifest:
     model = encoder.model
-    prompt = model.prompts.get(side) or ""
-    with_prompt, alone = token_counts(model, [prompt, ""])
+    prompts = prompts_in_force(model, sides=[side])
     return Manifest(
         model=locate(encoder.source),
         fingerprint=model_fingerprint(model),
         similarity=encoder.declared.to_dict() if encoder.declared else None,
         side=side,
-        prompts={side: prompt},
-        prompt_tokens={side: int(with_prompt - alone)},
+        prompts=prompts.texts,
+        prompt_tokens=prompts.tokens,
         max_length=token_limit(model),
         precision=precision,
         dimension=model.get_embedding_dimension() or encode(model, ["dimension"], side).shape[1],
@@ -292,10 +296,9 @@ def _manifest(encoder: Encoder, source: str, side: Side, plan: Plan, shard_size:
 
 
 def _described(manifest: Manifest, model: str, source: str | Path) -> str:
-    (side, prompt), (tokens,) = *manifest.prompts.items(), [*manifest.prompt_tokens.values()]
-    before = f"{side} prompt {prompt!r} ({tokens} tokens)" if prompt else f"no {side} prompt"
+    prompts = Prompts(manifest.prompts, manifest.prompt_tokens)
     cut = f"texts cut at {manifest.max_length} tokens" if manifest.max_length else "texts of any length"
-    return f"{model} on {source}: {before}, {cut}, computed in {manifest.precision}"
+    return f"{model} on {source}: {prompts}, {cut}, computed in {manifest.precision}"
 
 
 def _way(encoder: Encoder, settings: Settings, workers: int, ray: bool) -> Way:

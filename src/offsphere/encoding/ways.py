@@ -10,7 +10,7 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
-from multiprocessing import get_context
+from multiprocessing import active_children, current_process, get_context
 from typing import TYPE_CHECKING, Protocol, cast
 
 import numpy as np
@@ -20,13 +20,19 @@ from offsphere.encoders import Precision, Side, computing_in, model_fingerprint
 from offsphere.encoding.batches import Tokenised, ahead, forward, tokenise
 from offsphere.encoding.cache import Encoded
 from offsphere.encoding.int8 import INT8, int8_layers
-from offsphere.errors import EmbeddingsError
+from offsphere.errors import EmbeddingsError, UsageError
 
 if TYPE_CHECKING:
+    from multiprocessing.process import BaseProcess
+
     from sentence_transformers import SentenceTransformer
 
 AHEAD = 2
 """Shards that wait for each worker, so that none of them waits for this process."""
+GUARD = (
+    "each worker first runs your script again, which must be a file: put what it does under "
+    '`if __name__ == "__main__":`, or give one worker'
+)
 
 
 @dataclass(frozen=True)
@@ -132,18 +138,25 @@ class Processes:
 
         Raises:
             EmbeddingsError: If one of the processes was killed.
+            UsageError: If one ended by itself, which it does before it takes any work.
         """
         threads = max(1, (os.cpu_count() or 1) // self._workers)
         pool = ProcessPoolExecutor(self._workers, get_context("spawn"), set_threads, (threads,))
         running: dict[Future[Encoded], Job] = {}
+        others = set(active_children())
+        workers: set[BaseProcess] = set()
         try:
             for job in jobs:
                 running[pool.submit(encode_texts, self._settings, job.texts)] = job
+                workers.update(active_children())
                 if len(running) >= self._workers * AHEAD:
                     yield from self._finished(running)
             while running:
                 yield from self._finished(running)
         except BrokenProcessPool:  # from a result, or from handing out more work after one was killed
+            pool.shutdown()  # until all have ended: one that was killed has a negative exit code
+            if any((one.exitcode or 0) > 0 for one in workers - others):
+                raise UsageError(f"a worker process could not begin (its error stands above): {GUARD}") from None
             raise EmbeddingsError(
                 "one of the worker processes was killed, perhaps for want of memory: each holds the encoder; give "
                 "fewer --workers. Finished shards stay, and the same command goes on from there"
@@ -154,6 +167,16 @@ class Processes:
     def _finished(self, running: dict[Future[Encoded], Job]) -> Iterator[tuple[Job, Encoded]]:
         for future in wait(running, return_when=FIRST_COMPLETED).done:
             yield running.pop(future), future.result()
+
+
+def check_guard() -> None:
+    """Refuse to start processes in one that is itself being started and has only come to run the user's script.
+
+    Raises:
+        UsageError: If this is such a process, with what the script lacks.
+    """
+    if getattr(current_process(), "_inheriting", False):  # how multiprocessing itself finds it out, only later
+        raise UsageError(f"a worker process cannot start workers of its own; {GUARD}")
 
 
 def encode_texts(settings: Settings, texts: list[str]) -> Encoded:

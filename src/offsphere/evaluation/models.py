@@ -17,6 +17,7 @@ from offsphere.data.fingerprint import digest
 from offsphere.data.scored_pairs import ScoredPairs, load_scored_pairs
 from offsphere.encoders import declared_similarity, model_fingerprint, open_encoder, strip_normalize
 from offsphere.encoding.cache import cache_at_hand
+from offsphere.encoding.prompts import Prompts, prompts_in_force
 from offsphere.errors import ConfigError
 from offsphere.evaluation.compare_runs import RunComparison, compare_values
 from offsphere.evaluation.correlation import COSINE, Point, points_of
@@ -63,6 +64,7 @@ class _Encoder:
     """An open encoder and what was asked of it."""
 
     model: SentenceTransformer
+    prompts: Prompts
     subject: Subject
     scored_as: dict[str, Similarity]
     request: dict[str, Any]
@@ -123,6 +125,7 @@ def evaluate_models(
         raise ConfigError(f"two encoders would be called {slug(twice)!r} in file names; evaluate them apart")
     parts = None if out is None else Parts(out)
     found: dict[str, list[Part]] = {}
+    in_force: dict[str, dict[str, Prompts]] = {}
     for source in sources:
         encoder = _open(source, similarities, measures, max_length, prompts, device, progress)
         done = progress.start(f"evaluate {source}", len(data))
@@ -131,14 +134,19 @@ def evaluate_models(
             material = load_scored_pairs(one, split) or load_collection(one, split, strict=strict)
             if material.name in finished:
                 raise ConfigError(f"two data sets are called {material.name!r}; name one in its collection.yaml")
+            standing = encoder.prompts
             if isinstance(material, Collection):
                 if task_prompts and (benchmark := find_benchmark(one)) and benchmark.query_prompt:
                     material = replace(material, prompts=material.prompts | {"query": benchmark.query_prompt})
                 material = material.without_prompts(prompts or ())
                 for note in material.notes:
                     progress.say(f"note: {material.name}: {note}")
-                if excluded := _excluded(material):
-                    progress.say(f"{material.name}: {excluded}")
+                if material.prompts:
+                    standing = prompts_in_force(encoder.model, material.prompts)
+                for said in (material.never_ranked(), standing.in_place_of(encoder.prompts)):
+                    if said:
+                        progress.say(f"{material.name}: {said}")
+            in_force.setdefault(material.name, {})[source] = standing
             finished[material.name] = _part(encoder, material, measures, parts, progress)
             done(number)
         found[source] = [*finished.values()]
@@ -148,7 +156,7 @@ def evaluate_models(
     }
     points = list(chain.from_iterable(_points(source, found[source], deciding) for source in sources))
     if out is not None and parts is not None:
-        _write(out, parts, found, results)
+        _write(out, parts, found, in_force, results)
     return Evaluated(results, deciding, comparisons, points)
 
 
@@ -179,17 +187,20 @@ def _open(
     others = [name for name in scored_as if declared is None or name != declared.name]
     if others:
         progress.say(f"{source} {declares}; ranked as {', '.join(others)} because --similarity asks for it")
+    own_prompts = prompts_in_force(model)
+    if own_prompts:
+        progress.say(f"{source}: {own_prompts}")
     subject = Subject(source, "", PRETRAINED, declared or next(iter(scored_as.values())), None)
     request = {
         "model": source,
         "fingerprint": model_fingerprint(model),
         "declares": None if declared is None else declared.to_dict(),
-        "prompts": {side: model.prompts.get(side) or "" for side in ("query", "document")},
+        "prompts": own_prompts.texts,
         "max_length": max_length,
         "similarities": {name: similarity.to_dict() for name, similarity in scored_as.items()},
         "measures": list(measures),
     }
-    return _Encoder(model, subject, scored_as, request)
+    return _Encoder(model, own_prompts, subject, scored_as, request)
 
 
 def _part(
@@ -232,7 +243,7 @@ def _measured(
     rows += _with_missing(encoder, embedded, evaluation, measures) if material.missing else []
     return Part(
         request,
-        _described(material),
+        material.describe(),
         rows,
         dict(evaluation.table.values),
         evaluation.norms["cohens_d"],
@@ -263,29 +274,6 @@ def _fingerprint(material: Collection | ScoredPairs) -> str:
     return digest([material.fingerprint(), sorted(material.prompts.items()), sorted(material.missing.items())])
 
 
-def _described(collection: Collection) -> dict[str, Any]:
-    return {
-        "split": collection.split,
-        "queries": len(collection.queries),
-        "documents": len(collection.documents),
-        "judgements": sum(map(len, collection.qrels.values())),
-        "exclude_self": collection.exclude_self,
-        "excluded": sum(map(len, collection.excluded.values())),
-        "prompts": collection.prompts,
-        "notes": list(collection.notes),
-    }
-
-
-def _excluded(collection: Collection) -> str:
-    """What is never ranked, in words; empty where everything is."""
-    pairs = sum(map(len, collection.excluded.values()))
-    rules = [
-        *(["a document with the id of the query"] if collection.exclude_self else []),
-        *([f"{pairs:,} documents that it excludes for single queries"] if pairs else []),
-    ]
-    return f"never ranked: {'; '.join(rules)}" if rules else ""
-
-
 def _compare(parts: Iterable[Part], measure: str, split: str, seed: int) -> RunComparison | None:
     """Every similarity against the first, on the collections; None where there is one similarity, or no collection."""
     ranked = [part for part in parts if part.values]
@@ -305,8 +293,17 @@ def _points(model: str, parts: Iterable[Part], measure: str) -> list[Point]:
     return points_of(model, means, {part.dataset: part.cohens_d for part in ranked})
 
 
-def _write(out: Path, parts: Parts, found: Mapping[str, list[Part]], results: list[Result]) -> None:
-    """The files of a finished evaluation; with several encoders a run file has the encoder's name before its own."""
+def _write(
+    out: Path,
+    parts: Parts,
+    found: Mapping[str, list[Part]],
+    in_force: Mapping[str, Mapping[str, Prompts]],
+    results: list[Result],
+) -> None:
+    """The files of a finished evaluation; with several encoders a run file has the encoder's name before its own.
+
+    ``in_force[dataset][model]`` are the prompts; two models may count other tokens for the same.
+    """
     (out / "runs").mkdir(parents=True, exist_ok=True)
     values = []
     for source, of_model in found.items():
@@ -328,7 +325,12 @@ def _write(out: Path, parts: Parts, found: Mapping[str, list[Part]], results: li
             source: {key: value for key, value in of[0].request.items() if key not in ("data", "split", "model")}
             for source, of in found.items()
         },
-        "datasets": {part.dataset: part.data for of in found.values() for part in of},
+        "datasets": {
+            part.dataset: part.data
+            | {"models": {source: one.to_dict() for source, one in in_force[part.dataset].items()}}
+            for of in found.values()
+            for part in of
+        },
     }
     write_atomically(out / "environment.json", json.dumps(described, indent=2, ensure_ascii=False) + "\n")
 

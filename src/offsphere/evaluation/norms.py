@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -18,8 +19,8 @@ BINS = 40
 def norm_record(embedded: EmbeddedCollection) -> dict[str, Any]:
     """Lengths of queries and documents in numbers, ready for JSON; None where a number is not defined.
 
-    A document is relevant when any query has a positive judgement for it. Empty documents are left out: what an
-    encoder makes of nothing says nothing about relevance.
+    A document is relevant when any query has a positive judgement for it. Queries and documents without text are left
+    out: what an encoder makes of nothing says nothing about relevance.
 
     Args:
         embedded: Raw embeddings of one collection.
@@ -30,9 +31,10 @@ def norm_record(embedded: EmbeddedCollection) -> dict[str, Any]:
     """
     collection = embedded.collection
     positive = {document for grades in collection.qrels.values() for document, grade in grades.items() if grade > 0}
-    full = np.array([bool(text) for text in collection.documents.values()], dtype=bool)
+    full = _with_text(collection.documents)
     relevant = np.array([document in positive for document in collection.documents], dtype=bool)
     queries, documents = (norms(side).astype(np.float64) for side in (embedded.queries, embedded.documents))
+    queries = queries[_with_text(collection.queries)]
     groups = {"relevant": documents[full & relevant], "irrelevant": documents[full & ~relevant]}
     edges = np.histogram_bin_edges(documents[full], BINS)
     return {
@@ -46,6 +48,10 @@ def norm_record(embedded: EmbeddedCollection) -> dict[str, Any]:
         "document_mean": _mean(documents[full]),
         "document_cv": _defined(coefficient_of_variation(documents[full])),
     }
+
+
+def _with_text(texts: Mapping[str, str]) -> np.ndarray:
+    return np.array([bool(text.strip()) for text in texts.values()], dtype=bool)
 
 
 def _mean(lengths: np.ndarray) -> float | None:

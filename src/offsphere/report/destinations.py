@@ -20,6 +20,8 @@ def print_exported(console: Console, rows: Sequence[Exported]) -> None:
     for row in rows:
         _say(console, f"\n{row.target}", "bold")
         _say(console, f"  {row.written:,} documents written, {row.kept:,} stored before, {row.stored:,} stored now")
+        if row.empty:
+            _say(console, f"  {row.empty:,} documents have no text; they are never an answer, and were left out")
         if row.extra:
             _say(console, f"  {row.extra:,} of them are not of this export and were left there", "yellow")
         _say(console, f"  {row.read_back:,} vectors read back, off by at most {row.largest_error:.1e} of their length")

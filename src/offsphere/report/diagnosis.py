@@ -39,6 +39,7 @@ def print_diagnosis(console: Console, diagnosis: Diagnosis) -> None:
     for warning in diagnosis.symmetry.warnings.values():
         say(f"warning: {warning}", "yellow")
     console.print(_effect_table(diagnosis))
+    say(_correlation(diagnosis.effect.text_length_correlation))
     if diagnosis.fisher.spectra:
         console.print(_fisher_table(diagnosis))
     for finding in diagnosis.audit.findings:
@@ -135,6 +136,11 @@ def _effect_cells(effect: Effect) -> tuple[str, str, str]:
     if effect.value is None:
         return MISSING, effect.note or MISSING, f"{effect.n_queries:,}"
     return f"{effect.value:+.2f}", f"[{effect.low:+.2f}, {effect.high:+.2f}]", f"{effect.n_queries:,}"
+
+
+def _correlation(value: float | None) -> str:
+    known = f"{MISSING}, because one of them does not vary" if value is None else f"{value:+.2f}"
+    return f"correlation of a document embedding's length with log(tokens read): {known}"
 
 
 def _fisher_table(diagnosis: Diagnosis) -> Table:

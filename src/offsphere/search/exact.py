@@ -24,7 +24,7 @@ BLOCK_SIZE = 2**18
 BLOCK_BYTES = 2**25
 SMALL_BLOCK = 2**14
 """Documents from which on a matrix product gains nothing by more of them, but by more queries."""
-FEW_QUERIES = (2, 3, 4)
+FEW_QUERIES = (1, 2, 3, 4)
 """For so many, one dot product after another reads the documents faster than a matrix product does."""
 VALUES_AT_ONCE = 2**17  # 1 MB of float64: what is scored in float64 stays in the cache
 LONGEST = 1e30
@@ -54,7 +54,7 @@ class ExactSearch:
         order: (D,) every row once; the earlier one wins a tie. None for the order of the rows.
         block_size: Most documents scanned at a time; changes memory and speed only.
         block_bytes: Of scores held at a time; changes memory and speed only.
-        threads: For two to four queries at a time and for what is scored in float64; other products follow NumPy's own
+        threads: For one to four queries at a time and for what is scored in float64; other products follow NumPy's own
             setting. None for OMP_NUM_THREADS or, where that is not set, every processor.
 
     Raises:
@@ -187,7 +187,8 @@ class ExactSearch:
                 _products(documents, some, scores, each, self._threads)
                 if self._scan_weights is not None:
                     scores *= self._scan_weights[start : start + height, None]
-                scores[_within(excluded, first, len(some), start, len(documents))] = -np.inf
+                if len(excluded[0]):
+                    scores[_within(excluded, first, len(some), start, len(documents))] = -np.inf
                 yield first, start, scores
 
     def _best(self, queries: np.ndarray, rows: np.ndarray, k: int, each: Callable) -> Pairs:

@@ -141,7 +141,12 @@ def document_causes(expected: Expected, missing: Sequence[str], digests: Mapping
             Cause("missing", f"{len(missing):,} of {total:,} documents are not stored ({shown}); export again")
         )
     if extra > 0:
-        causes.append(Cause("extra", f"{extra:,} stored documents are not in the data, and take places in the answers"))
+        causes.append(
+            Cause(
+                "extra",
+                f"{extra:,} stored documents are not in the data or have no text, and take places in the answers",
+            )
+        )
     changed = [
         document.id
         for document in expected.documents

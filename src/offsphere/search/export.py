@@ -32,6 +32,7 @@ class Exported:
         target: As the user named it.
         written: Documents that were new or had changed.
         kept: Documents that were stored already.
+        empty: Documents without text, which are left out.
         stored: Documents that the destination counts.
         extra: Of these, how many the export did not name.
         read_back: Vectors that were read back and compared.
@@ -41,6 +42,7 @@ class Exported:
     target: str
     written: int
     kept: int
+    empty: int
     stored: int
     extra: int
     read_back: int
@@ -63,6 +65,9 @@ def export(
 
     A document whose title, text and metadata are stored already is neither encoded nor written again, so that the same
     call goes on where another one stopped. Documents that the source no longer has are left where they are.
+
+    A document without text is never an answer, and under the inner product its zero vector would come before every
+    negative score. It is left out, and what was stored of it before is deleted.
 
     Args:
         source: The documents.
@@ -103,7 +108,7 @@ class _Upload:
 
     def __init__(self, target: str, store: Store, source: Source, adopt: bool, progress: Progress):
         self.target, self.store, self.source, self.progress = target, store, source, progress
-        self.written = self.read = 0
+        self.written = self.empty = self.read = 0
         self.error = 0.0
         self.ours = True
         if store.exists() or not _create(store, source):
@@ -115,6 +120,12 @@ class _Upload:
             return set(range(len(documents)))
         stored = self.store.digests([document.id for document in documents])
         return {row for row, document in enumerate(documents) if stored.get(document.id) != digest_of(document)}
+
+    def leave_out(self, ids: Sequence[str]) -> None:
+        """Count documents without text, and delete what is stored of them."""
+        self.empty += len(ids)
+        if stored := ids if not self.ours else list(self.store.digests(ids)):
+            self.store.delete(stored)
 
     def write(self, records: Sequence[Record], raw: np.ndarray) -> None:
         """Write records, and read the first ones back at once: a destination that changes vectors is found here."""
@@ -143,13 +154,16 @@ class _Upload:
                 "Nothing more was written. Delete this collection, and export to one that keeps vectors as they are."
             )
 
-    def finish(self, expected: int) -> Exported:
+    def finish(self, documents: int) -> Exported:
         """What is there now.
+
+        Args:
+            documents: Of the source.
 
         Raises:
             StoreError: If documents are gone.
         """
-        stored = self.store.count()
+        stored, expected = self.store.count(), documents - self.empty
         if not self.ours:
             self._sign(stored - expected)
         if stored < expected:
@@ -157,9 +171,8 @@ class _Upload:
                 f"{self.target} counts {stored:,} documents after an export of {expected:,}; type the same command "
                 "again, and look for another process that deletes"
             )
-        return Exported(
-            self.target, self.written, expected - self.written, stored, stored - expected, self.read, self.error
-        )
+        kept, extra = expected - self.written, stored - expected
+        return Exported(self.target, self.written, kept, self.empty, stored, extra, self.read, self.error)
 
     def _sign(self, others: int) -> None:
         """Make an adopted collection ours, once every vector in it is."""
@@ -175,8 +188,11 @@ class _Upload:
 def _write(batch: Batch, uploads: Sequence[_Upload], stamp: Stamp, sample: Sequence[int]) -> None:
     """Encode once what any destination lacks, write to each what it lacks, and read the sampled rows back from all."""
     documents = batch.documents
+    empty = {row for row, document in enumerate(documents) if not document.passage}
+    for upload in uploads if empty else ():
+        upload.leave_out([documents[row].id for row in empty])
     missing = [upload.missing(documents) for upload in uploads]
-    rows = sorted(set(sample).union(*missing))
+    rows = sorted(set(sample).union(*missing) - empty)
     if not rows:
         return
     raw = batch.embed(rows)

@@ -31,11 +31,13 @@ def truncate(embeddings: np.ndarray, dimension: int) -> np.ndarray:
 class PrefixLengths:
     """What is left of the documents' lengths in a Matryoshka prefix; see ``prefix_lengths``.
 
+    Zero vectors, which empty texts have, are in none of the numbers; NaN where one is not defined.
+
     Attributes:
         dimension: Of the prefix.
         mean: Length of the prefix, on average.
         variation: Deviation of that length over its mean.
-        share: Length of the prefix as a share of the whole, on average; zero vectors aside.
+        share: Length of the prefix as a share of the whole, on average.
         correlation: Spearman's, between both lengths: 1 where the prefix ranks documents by length as the whole does.
     """
 
@@ -60,17 +62,18 @@ def prefix_lengths(documents: np.ndarray, dimensions: Sequence[int]) -> list[Pre
     from scipy.stats import spearmanr
 
     whole = norms(documents).astype(np.float64)
+    filled = whole > 0
+    whole = whole[filled]
     records = []
     for dimension in dimensions:
-        lengths = norms(truncate(documents, dimension)).astype(np.float64)
-        share = lengths[whole > 0] / whole[whole > 0]
+        lengths = norms(truncate(documents, dimension)).astype(np.float64)[filled]
         varied = len(set(lengths)) > 1 and len(set(whole)) > 1
         records.append(
             PrefixLengths(
                 dimension,
-                float(lengths.mean()),
+                float(lengths.mean()) if len(lengths) else math.nan,
                 coefficient_of_variation(lengths),
-                float(share.mean()) if len(share) else math.nan,
+                float((lengths / whole).mean()) if len(lengths) else math.nan,
                 float(spearmanr(lengths, whole).statistic) if varied else math.nan,
             )
         )

@@ -13,7 +13,7 @@ from offsphere.data import Collection, load_collection
 from offsphere.data.documents import read_documents
 from offsphere.diagnosis.subject import Encoder, open_bare
 from offsphere.encoders import encode
-from offsphere.errors import ConfigError, StoreError
+from offsphere.errors import ConfigError, DataError, StoreError
 from offsphere.evaluation.evaluate import OWN, asked_similarity
 from offsphere.progress import Progress, Silent
 from offsphere.search.agreement import Answer, answer, order_causes, score_causes
@@ -48,7 +48,7 @@ class Verification:
         metric: What the collection says that it compares by.
         dimension: Of the collection.
         stored: Documents that the collection counts.
-        documents: Documents of the data.
+        documents: Documents of the data that have text.
         encoded: Of these, how many were encoded for the comparison: all of them unless a sample was asked for.
         queries: Queries that were searched.
         k: Documents asked for each.
@@ -57,7 +57,7 @@ class Verification:
         same_scores: Share of live scores equal to the inner product, to 1e-4 of |q| |d|.
         present: Share of the documents of the data that are stored.
         missing: Some ids of those that are not.
-        extra: Stored documents that the data lacks.
+        extra: Stored documents that the data lacks, or has without text.
         threshold: What each of the four shares must reach.
         passed: Whether they do, and the metric cannot rank otherwise.
         causes: What explains a difference, as far as it could be measured.
@@ -130,6 +130,7 @@ def verify(
 
     Raises:
         ConfigError: If the threshold is no share, or a sample is below 1.
+        DataError: If the data is malformed, or no document has text.
         StoreError: If there is no such collection, or it cannot be read.
         UsageError: If nobody says what the model ranks by.
     """
@@ -142,7 +143,9 @@ def verify(
         if not store.exists():
             raise StoreError(f"there is no collection at {target}; export to it first, or correct the name")
         collection = load_collection(data, split).without_prompts(prompts or ())
-        documents = list(read_documents(data))
+        documents = [document for document in read_documents(data) if document.passage]  # as export leaves them out
+        if not documents:
+            raise DataError("no document has text; there is nothing to verify", data)
         encoder = open_bare(model, max_length, prompts, device)
         stamp = store.stamp()
         ranks_by = _similarity(similarity, encoder, stamp)

@@ -34,8 +34,12 @@ class Materials:
     def fingerprints(self) -> dict[str, str]:
         """A SHA-256 for the pairs, each dev collection and each evaluation collection."""
         named = {f"pairs {self.pairs.name}": self.pairs.fingerprint()}
-        named |= {f"dev {collection.name}": collection.fingerprint() for collection in self.dev}
-        return named | {f"evaluation {collection.name}": collection.fingerprint() for collection in self.evaluation}
+        return named | {name: collection.fingerprint() for name, collection in self.collections().items()}
+
+    def collections(self) -> dict[str, Collection]:
+        """Each dev and each evaluation collection, by the name that environment.json has for it."""
+        named = {f"dev {collection.name}": collection for collection in self.dev}
+        return named | {f"evaluation {collection.name}": collection for collection in self.evaluation}
 
     def notes(self) -> list[str]:
         """What a reader must know about the data, a sentence each."""
@@ -43,10 +47,9 @@ class Materials:
         about += [(f"{one.name} ({one.split})", one.notes) for one in (*self.dev, *self.evaluation)]
         notes = [f"{name}: {note}" for name, notes in about for note in notes]
         return notes + [
-            f"{one.name} ({one.split}): read with the prompts of its collection.yaml; training applies those of the "
-            "model, set with --query-prompt and --document-prompt"
+            f"{one.name} ({one.split}): {rules}"
             for one in (*self.dev, *self.evaluation)
-            if one.prompts
+            if (rules := one.never_ranked())
         ]
 
     def texts(self, prompts: Mapping[str, str]) -> Iterator[str]:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from sentence_transformers import SentenceTransformer
@@ -16,6 +17,7 @@ from sentence_transformers.util.distributed import distributed_evaluation
 from offsphere import processes
 from offsphere.cached_inputs import CachedTokens, FrozenTrunk, cached_input, original_input
 from offsphere.config import RunConfig
+from offsphere.data import Collection
 from offsphere.encoders import (
     add_lora,
     check_lengths,
@@ -30,11 +32,12 @@ from offsphere.encoders import (
     set_dropout,
     strip_normalize,
 )
+from offsphere.encoding.prompts import Prompts, prompts_in_force
 from offsphere.evaluation.embedding import embed
 from offsphere.evaluation.evaluate import Evaluation, Subject, evaluate
 from offsphere.evaluation.ranking import EmbeddedCollection, rank, write_trec
 from offsphere.evaluation.results import PRETRAINED, write_query_values, write_results
-from offsphere.losses import ALPHA, resolve_scale
+from offsphere.losses import ALPHA, resolve_scale, warn_of_saturation
 from offsphere.modules import LearnedSimilarity, learned_similarity
 from offsphere.packed import packed_input
 from offsphere.progress import Progress, Silent
@@ -77,6 +80,7 @@ class Run:
             pooling=config.pooling,
             device=device,
         )
+        self.prompts = prompts_in_force(self.model)
         check_precision(self.model.device.type, config.precision)
         self.declared = declared_similarity(self.model) or Similarity.parse("cosine")
         self.normalized = bool(strip_normalize(self.model))
@@ -94,10 +98,12 @@ class Run:
         # Learnable first: the others of its seed are then also scored with the gammas that it learned.
         similarities.sort(key=lambda similarity: not similarity.learned)
         self.variants = [Variant(one, seed) for seed in config.seeds for one in similarities]
+        self.warned: set[str] = set()
 
     def finish(self) -> None:
         """Do what is missing: after it the folder has every variant."""
-        processes.first(lambda: self.folder.begin(self.plan.resolve(self.config), self.materials.fingerprints()))
+        settings, fingerprints = self.plan.resolve(self.config), self.materials.fingerprints()
+        processes.first(lambda: self.folder.begin(settings, fingerprints, self._datasets()))
         missing, lacks_reference = processes.first(self._missing)
         self._announce(len(self.variants) - len(missing))
         if missing or lacks_reference:
@@ -126,12 +132,24 @@ class Run:
         missing = [variant for variant in self.variants if self.folder.find(variant.name) is None]
         return missing, self._has_reference() and self.folder.find(PRETRAINED) is None
 
+    def _datasets(self) -> dict[str, Any]:
+        """What environment.json says of the collections: size, exclusions, and the prompts in force."""
+        return {
+            name: one.describe() | {"models": {self.config.model: self._prompts_on(one).to_dict()}}
+            for name, one in self.materials.collections().items()
+        }
+
+    def _prompts_on(self, collection: Collection) -> Prompts:
+        return prompts_in_force(self.model, collection.prompts) if collection.prompts else self.prompts
+
     def _announce(self, done: int) -> None:
         config, plan, materials = self.config, self.plan, self.materials
         say = self.progress.say
         frozen = "" if config.freeze_layers is None else f", the first {config.freeze_layers} layers frozen"
         adapters = "" if config.lora is None else f", LoRA adapters of rank {config.lora} trained"
         say(f"encoder        {config.model} ({config.init}{frozen}{adapters})")
+        if self.prompts:
+            say(f"prompts        {self.prompts}")
         say(f"training       {len(materials.pairs)} pairs of {', '.join(config.train)}")
         rate = f"{plan.learning_rate:g}"
         if config.lr_grid is not None and config.learning_rate is None:
@@ -151,6 +169,12 @@ class Run:
         say(f"run folder     {config.out}{state}")
         for note in materials.notes():
             say(f"note: {note}")
+        for one in (*materials.dev, *materials.evaluation):
+            if own := self._prompts_on(one).in_place_of(self.prompts):
+                say(
+                    f"note: {one.name} ({one.split}): {own}; training applies the model's, set with --query-prompt and "
+                    "--document-prompt"
+                )
         if plan.accumulate > 1:
             say(
                 f"note: {plan.accumulate} batches are accumulated in a step, which adds no negatives: each query still "
@@ -208,18 +232,27 @@ class Run:
         if self.random:
             randomise(self.model, variant.seed)
             self.lengths = processes.first(self._lengths)
+        scale = resolve_scale(self.config.scale, variant.similarity, *self.lengths)
+        self._warn_of_scale(scale, variant.similarity)
         return train_variant(
             model=self.model,
             dataset=self.dataset,
             known_positives=self.known_positives,
             variant=variant,
-            scale=resolve_scale(self.config.scale, variant.similarity, *self.lengths),
+            scale=scale,
             plan=self.plan,
             dev=self.materials.dev,
             log=folder / "log.jsonl",
             on_step=self.progress.start(what, self.plan.steps),
             say=self.progress.say,
         )
+
+    def _warn_of_scale(self, scale: float, similarity: Similarity) -> None:
+        """Once a similarity, whatever the number of seeds and rates."""
+        warning = warn_of_saturation(scale, similarity, *self.lengths)
+        if warning and similarity.name not in self.warned:
+            self.warned.add(similarity.name)
+            self.progress.say(f"warning: {similarity.name}: {warning}")
 
     def _take_off_learned(self) -> None:
         if learned_similarity(self.model) is not None:

@@ -74,8 +74,15 @@ class RunFolder:
         self.path = path
         self.variants = path / "variants"
 
-    def begin(self, settings: dict[str, Any], fingerprints: Mapping[str, str]) -> None:
+    def begin(
+        self, settings: dict[str, Any], fingerprints: Mapping[str, str], datasets: Mapping[str, Any] | None = None
+    ) -> None:
         """Write ``config.yaml`` and ``environment.json``, or check that the folder belongs to the same request.
+
+        Args:
+            settings: As they were resolved.
+            fingerprints: Of the data.
+            datasets: What else is known of the data; settings and fingerprints decide whether a request is the same.
 
         Raises:
             RunError: If it holds a run with other settings or other data; nothing is changed then.
@@ -100,7 +107,8 @@ class RunFolder:
         if self.path.exists() and {entry.name for entry in self.path.iterdir()} - started:
             raise RunError(f"{self.path} is neither empty nor a run folder; give another --out")
         self.variants.mkdir(parents=True, exist_ok=True)
-        write_atomically(environment, json.dumps(describe_environment(fingerprints), indent=2) + "\n")
+        described = describe_environment(fingerprints) | {"datasets": dict(datasets or {})}
+        write_atomically(environment, json.dumps(described, indent=2, ensure_ascii=False) + "\n")
         write_atomically(config, yaml.safe_dump(settings, sort_keys=False, allow_unicode=True))
 
     def finished(self) -> list[Finished]:

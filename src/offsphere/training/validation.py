@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from statistics import fmean
 from typing import Any
@@ -61,11 +62,15 @@ class Validation(BaseEvaluator):
 
 
 def describe_lengths(embedded: Sequence[EmbeddedCollection]) -> dict[str, float | None]:
-    """Mean and coefficient of variation of the lengths of all queries and of all documents."""
+    """Mean and coefficient of variation of the lengths of all queries and of all documents that have one.
+
+    Empty texts have none: their zero vectors are left out. NaN where a side has no length at all.
+    """
     described: dict[str, float | None] = {}
     for side, matrices in (("query", [e.queries for e in embedded]), ("document", [e.documents for e in embedded])):
         lengths = norms(np.concatenate(matrices))
-        described[f"{side}_norm_mean"] = float(lengths.mean())
+        lengths = lengths[lengths > 0]
+        described[f"{side}_norm_mean"] = float(lengths.mean()) if len(lengths) else math.nan
         described[f"{side}_norm_cv"] = coefficient_of_variation(lengths)
     return described
 
