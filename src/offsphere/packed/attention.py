@@ -34,7 +34,8 @@ def attend(
     """What each token takes from the tokens of its own text.
 
     Args:
-        query: (tokens, width), contiguous, as are ``key`` and ``value``.
+        query: (tokens, width), contiguous, as are ``key`` and ``value``; or columns of a wider matrix, but not with
+            dropout or a bias that takes a gradient.
         key: Of the same shape.
         value: Of the same shape.
         runs: Texts of equal length; they cover all tokens.

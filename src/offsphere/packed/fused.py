@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -22,7 +22,7 @@ class FusedLinears:
 
     def __init__(self, many: int = MANY) -> None:
         self.many = many
-        self._ordered: dict[nn.Linear, Tensor] | None = None
+        self._ordered: dict[tuple[nn.Linear, str], Tensor] | None = None
 
     def __reduce__(self) -> tuple[type[FusedLinears], tuple[int]]:
         """A copy, or what another process gets, begins anew."""
@@ -52,11 +52,26 @@ class FusedLinears:
         after, variant = ("gelu", "none") if gelu else ("none", "")
         return torch.ops.mkldnn._linear_pointwise(values, weight, module.bias, after, [], variant)
 
+    def together(self, modules: Sequence[nn.Module], values: Tensor) -> Sequence[Tensor]:
+        """(tokens, out) of each linear layer, in one product where weights are laid out and all have biases."""
+        ordered = self._ordered
+        linear = [module for module in modules if isinstance(module, nn.Linear) and module.bias is not None]
+        if ordered is None or len(values) < self.many or len(linear) < len(modules):
+            return [self(module, values) for module in modules]
+        key = linear[0], "together"
+        if key not in ordered:
+            weights = torch.cat([module.weight.detach() for module in linear])
+            ordered[key] = torch.ops.mkldnn._reorder_linear_weight(weights, self.many)
+        biases = torch.cat([module.bias.detach() for module in linear])
+        result = torch.ops.mkldnn._linear_pointwise(values, ordered[key], biases, "none", [], "")
+        return result.split([module.out_features for module in linear], dim=1)
+
     def _weight(self, module: nn.Linear, tokens: int) -> Tensor:
         """The weights, in oneDNN's order where that pays."""
         ordered = self._ordered
         if ordered is None or tokens < self.many:
             return module.weight
-        if module not in ordered:
-            ordered[module] = torch.ops.mkldnn._reorder_linear_weight(module.weight.detach(), self.many)
-        return ordered[module]
+        key = module, "alone"
+        if key not in ordered:
+            ordered[key] = torch.ops.mkldnn._reorder_linear_weight(module.weight.detach(), self.many)
+        return ordered[key]

@@ -155,7 +155,7 @@ def _through(
 ) -> Tensor:
     """One layer."""
     projections = layer.query, layer.key, layer.value
-    query, key, value = (part(hidden) if fused is None else fused(part, hidden) for part in projections)
+    query, key, value = [part(hidden) for part in projections] if fused is None else fused.together(projections, hidden)
     dropout = layer.attention_dropout.p if layer.attention_dropout.training else 0.0
     attended = attend(query, key, value, runs, heads, bias, dropout)
     if fused is not None:
