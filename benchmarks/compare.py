@@ -28,7 +28,7 @@ from sentence_transformers.sentence_transformer.losses import MultipleNegativesR
 from offsphere import InfoNCELoss, Similarity, load_collection, load_pairs, open_encoder
 from offsphere.encoders import encode, set_dropout, strip_normalize
 from offsphere.losses import resolve_scale
-from offsphere.modules import LEARNED_PARAMETERS, LearnedSimilarity, learned_similarity
+from offsphere.modules import LEARNED_PARAMETERS, LearnedSimilarity
 from offsphere.similarity import NAMES, norms
 
 RATE, GAMMA_RATE, EVALUATIONS, SAMPLE = 2e-5, 0.01, 2, 512
@@ -66,9 +66,9 @@ def start_scales(options: argparse.Namespace) -> dict[str, float]:
 
 
 class Evaluator(InformationRetrievalEvaluator):
-    """The peer's evaluator, with one score function that the training may change as it goes."""
+    """The peer's evaluator, with one score function."""
 
-    def __init__(self, options: argparse.Namespace, split: str, similarity):
+    def __init__(self, options: argparse.Namespace, split: str, similarity: Similarity):
         one = load_collection(options.collection, split)
         if split == "dev":
             one = one.sample(options.dev, options.dev_documents)
@@ -77,7 +77,7 @@ class Evaluator(InformationRetrievalEvaluator):
             one.queries,
             one.documents,
             relevant,
-            score_functions={"own": lambda queries, documents: similarity().detached().scores(queries, documents)},
+            score_functions={"own": lambda queries, documents: similarity.scores(queries, documents)},
             batch_size=32,
             write_csv=False,
         )
@@ -92,10 +92,8 @@ def train_peer(options: argparse.Namespace) -> None:
     else:
         loss = MultipleNegativesRankingLoss(model, scale=options.scale, similarity_fct=similarity.scores)
 
-    def in_force() -> Similarity:
-        learned = learned_similarity(model)
-        return similarity if learned is None else learned.similarity
-
+    # With the learned module in the model, what it gives is prepared, and only the inner product is left.
+    scored_as = Similarity.parse("dot") if similarity.learned else similarity
     pairs = load_pairs(options.collection)
     with tempfile.TemporaryDirectory() as checkpoints:
         arguments = SentenceTransformerTrainingArguments(
@@ -126,10 +124,10 @@ def train_peer(options: argparse.Namespace) -> None:
             args=arguments,
             train_dataset=Dataset.from_dict({"query": pairs.queries, "positive": pairs.positives}),
             loss=loss,
-            evaluator=Evaluator(options, "dev", in_force),
+            evaluator=Evaluator(options, "dev", scored_as),
         )
         trainer.train()
-    value = Evaluator(options, "test", in_force)(model)[f"own_{MEASURE}"]
+    value = Evaluator(options, "test", scored_as)(model)[f"own_{MEASURE}"]
     Path(options.answer).write_text(json.dumps(value))
 
 
