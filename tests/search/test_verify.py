@@ -15,6 +15,7 @@ from offsphere.errors import ConfigError, DataError, StoreError, UsageError
 from offsphere.search.export import export
 from offsphere.search.sources import EncodedDocuments
 from offsphere.search.stores import open_store
+from offsphere.search.stores.chroma import HNSW
 from offsphere.search.stores.store import Record, Stamp
 from offsphere.search.verify import Verification, verify
 from offsphere.similarity import Similarity, norms
@@ -169,7 +170,7 @@ def by_hand(target: str, metric: str, ids: list[str], vectors: np.ndarray) -> No
         from chromadb.config import Settings
 
         client = chromadb.PersistentClient(rest, settings=Settings(anonymized_telemetry=False))
-        space = {"hnsw": {"space": metric, "ef_search": 500, "ef_construction": 200}}
+        space = {"hnsw": {**HNSW, "space": metric}}  # the default graph misses documents now and then
         made = client.create_collection("documents", embedding_function=None, configuration=space)
         made.add(ids=ids, embeddings=vectors)
         client.close()

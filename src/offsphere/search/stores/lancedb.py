@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -37,6 +39,7 @@ class LanceStore:
 
         self._name = name
         self._target = f"lancedb:{location}#{name}"
+        self._folder = None if "://" in location else Path(location)
         with reported(self._target):
             self._database = lancedb.connect(location)
         self._opened: lancedb.table.Table | None = None
@@ -55,11 +58,23 @@ class LanceStore:
     def create(self, dimension: int, stamp: Stamp) -> None:
         """Make the table without rows.
 
+        In a folder, one process of several that do so at the same moment makes it, and the others are refused. In
+        object storage LanceDB may let a second one through, which empties the table that the first one made.
+
         Raises:
             StoreError: If it is there already, or LanceDB refuses its name.
         """
+        schema = arrow.schema(dimension, stamp)
         with reported(self._target):
-            self._opened = self._database.create_table(self._name, schema=arrow.schema(dimension, stamp))
+            if self._folder is None:
+                self._opened = self._database.create_table(self._name, schema=schema)
+                return
+            with tempfile.TemporaryDirectory(dir=self._folder, prefix=".unfinished-") as unfinished:
+                import lancedb
+
+                lancedb.connect(unfinished).create_table(self._name, schema=schema)
+                table = f"{self._name}.lance"
+                Path(unfinished, table).rename(self._folder / table)  # refused where there is one with files in it
 
     def metric(self) -> str:
         """Of the index on the vectors; where there is none, ``ip`` in a table of ours and ``none`` in another one."""
