@@ -12,8 +12,8 @@ from offsphere.losses import KnownPositiveMask, KnownPositives, known_positive_m
 from offsphere.similarity import NAMES, Similarity
 from offsphere.tiled_loss import tiled_info_nce
 
-SHAPES = [(1, 1, 3), (1, 4, 2), (7, 7, 5), (256, 256, 8), (257, 514, 6), (300, 613, 16)]
-"""Batch, documents, dimension; most are no multiples of the tile."""
+SHAPES = [(1, 1, 3), (1, 4, 2), (7, 7, 5), (256, 256, 8), (257, 514, 6), (300, 2100, 16)]
+"""Batch, documents, dimension; most are no multiples of the tile or of the block."""
 
 
 DOT = Similarity.parse("dot")
@@ -50,12 +50,45 @@ def test_equals_the_reference_with_every_gradient(shape, name):
         torch.testing.assert_close(tiled, reference, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.parametrize("block", [1, 2, 3, 7, 64])
 @pytest.mark.parametrize("tile", [1, 2, 3, 64])
-def test_the_tile_changes_nothing(tile):
+def test_tiles_and_blocks_change_nothing(tile, block, monkeypatch):
     queries, documents, _, scale, masked, _ = parameters(7, 20, 5)
-    one = tiled_info_nce(queries, documents, DOT, scale, masked.__getitem__)
-    other = tiled_info_nce(queries, documents, DOT, scale, masked.__getitem__, tile)
-    torch.testing.assert_close(one, other, rtol=1e-13, atol=1e-13)
+    masked[1] = True  # but for its positive, so that whole blocks of it are masked
+    masked[2, :4] = True
+    values, gradients = [], []
+    for loss in (
+        info_nce(queries, documents, DOT, scale, masked, "reference"),
+        tiled_info_nce(queries, documents, DOT, scale, masked.__getitem__),
+    ):
+        values.append(loss)
+        gradients.append(torch.autograd.grad(loss, (queries, documents, scale)))
+    monkeypatch.setattr("offsphere.tiled_loss.BLOCK", block)
+    loss = tiled_info_nce(queries, documents, DOT, scale, masked.__getitem__, tile)
+    gradients.append(torch.autograd.grad(loss, (queries, documents, scale)))
+    for value in values:
+        torch.testing.assert_close(loss, value, rtol=1e-13, atol=1e-13)
+    for reference, plain, tiled in zip(*gradients, strict=True):
+        torch.testing.assert_close(tiled, reference, rtol=1e-11, atol=1e-12)
+        torch.testing.assert_close(plain, reference, rtol=1e-11, atol=1e-12)
+
+
+@pytest.mark.parametrize("descending", [True, False])
+@pytest.mark.parametrize("size", [1e-3, 1.0, 1e3])
+def test_logits_of_any_size_in_single_precision(size, descending, monkeypatch):
+    """The largest logit of a query in its first block or in its last one, and far from the others."""
+    monkeypatch.setattr("offsphere.tiled_loss.BLOCK", 4)
+    queries, documents, _, _, _, _ = parameters(6, 30, 5, dtype=torch.float32)
+    with torch.no_grad():
+        documents *= torch.linspace(0, 1, 30).sort(descending=descending).values[:, None] * size
+    exact = [side.detach().double().requires_grad_() for side in (queries, documents)]
+    found = info_nce(queries, documents, DOT, 20.0, impl="tiled")
+    expected = info_nce(*exact, DOT, 20.0, impl="reference")
+    assert found.item() == pytest.approx(expected.item(), rel=1e-6)
+    for one, other in zip(
+        torch.autograd.grad(found, (queries, documents)), torch.autograd.grad(expected, exact), strict=True
+    ):
+        torch.testing.assert_close(one, other.float(), rtol=1e-4, atol=1e-5 * float(other.abs().max()))
 
 
 @pytest.mark.parametrize("gammas", [(0.0, 0.0), (1.0, 1.0), (1.0, 0.0), (0.0, 1.0), (0.3, 0.6), (0.2, 0.9)])

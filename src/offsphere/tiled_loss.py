@@ -2,12 +2,16 @@
 
 Inside a tile the softmax over all documents is complete, so the gradients of queries and documents follow at once and
 the backward pass only multiplies them by what comes in: three matrix products in all, nothing computed twice. Beside
-the gradients there are a tile of logits and, where their length is removed, the prepared documents, so that memory
+the gradients there are a tile of weights and, where their length is removed, the prepared documents, so that memory
 grows with M, not with B times M.
+
+A tile is computed in blocks of documents, with a running maximum as in an online softmax (Milakov and Gimelshein,
+arXiv 1805.02867): a block goes from logits to the gradient of its queries while it lies in the cache.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -18,10 +22,12 @@ from torch.autograd.function import once_differentiable
 from offsphere.similarity import Similarity, pull_back
 
 TILE = 256
-"""Queries in a tile: (256, M) logits keep the matrix products at full speed and fit a cache for moderate M."""
+"""Queries in a tile: enough to keep the matrix products at full speed."""
 
-CACHED = 2**17
-"""Logits whose softmax a CPU computes at a time: half a megabyte, which stays in its cache."""
+BLOCK = 1024
+"""Documents in a block on a CPU: its (256, 1024) weights, a megabyte, stay in the second-level cache."""
+
+LN2 = math.log(2)
 
 MaskRows = Callable[[slice], Tensor]
 
@@ -67,28 +73,46 @@ class _TiledInfoNCE(torch.autograd.Function):
         similarity = Similarity(gamma_q, gamma_d)
         prepared = similarity.prepare_document(documents)
         differentiate = any(ctx.needs_input_grad)
-        at_queries = torch.empty_like(queries, dtype=prepared.dtype) if differentiate else None
+        at_queries = torch.zeros_like(queries, dtype=prepared.dtype) if differentiate else None
         at_documents = torch.zeros_like(prepared) if differentiate else None
         exact = prepared.dtype if queries.device.type == "mps" else torch.float64  # which that one does not have
         total_loss, at_gamma_q, at_scale = (prepared.new_zeros((), dtype=exact) for _ in range(3))
         # One buffer for all tiles: fresh pages for each would cost a tenth of the time.
-        buffer = prepared.new_empty(min(tile, len(queries)), len(documents))
+        buffer = prepared.new_empty(min(tile, len(queries)) * len(documents))
+        width = BLOCK if queries.device.type == "cpu" else len(documents)
+        blocks = [slice(first, min(first + width, len(documents))) for first in range(0, len(documents), width)]
         for start in range(0, len(queries), tile):
             rows = slice(start, min(start + tile, len(queries)))
-            own = torch.arange(rows.stop - start, device=queries.device)
             some = similarity.prepare_query(queries[rows])
-            logits = torch.mm(some * scale, prepared.T, out=buffer[: len(own)])
-            positives = logits[own, start + own]
-            if mask_rows is not None:
-                logits.masked_fill_(mask_rows(rows), -torch.inf)
-                logits[own, start + own] = positives
-            weights, normalisers = _softmax(logits)
-            total_loss += normalisers.sum(dtype=exact) - positives.sum(dtype=exact)
-            if at_queries is None or at_documents is None:
+            scaled = some * (scale / LN2)  # powers of two are computed three times as fast as those of e
+            mask = None if mask_rows is None else mask_rows(rows)
+            gradient = None if at_queries is None else at_queries[rows]
+            total = prepared.new_zeros(len(some), 1)
+            largest = torch.full_like(total, torch.finfo(total.dtype).min)
+            passed = []
+            for columns in blocks:
+                weights = buffer[len(some) * columns.start : len(some) * columns.stop].view(len(some), -1)
+                torch.mm(scaled, prepared[columns].T, out=weights)
+                own = weights.diagonal(start - columns.start)
+                total_loss -= own.sum(dtype=exact)
+                if mask is not None:
+                    positives = own.clone()
+                    weights.masked_fill_(mask[:, columns], -torch.inf)
+                    own.copy_(positives)
+                before, largest = largest, torch.maximum(largest, weights.amax(1, keepdim=True))
+                shrunk = (before - largest).exp2_()
+                weights.sub_(largest).exp2_()
+                total = total * shrunk + weights.sum(1, keepdim=True)
+                if gradient is not None:
+                    gradient.mul_(shrunk).addmm_(weights, prepared[columns])
+                passed.append((columns, weights, largest))
+            total_loss += (largest + total.log2()).sum(dtype=exact)
+            if gradient is None or at_documents is None:
                 continue
-            weights[own, start + own] -= 1
-            gradient = torch.mm(weights, prepared, out=at_queries[rows])
-            at_documents.addmm_(weights.T, some)
+            gradient.div_(total).sub_(prepared[rows])
+            for columns, weights, relative_to in passed:
+                at_documents[columns].addmm_(weights.T, some * ((relative_to - largest).exp2_() / total))
+            at_documents[rows] -= some
             at_scale += torch.linalg.vecdot(gradient, some).sum(dtype=exact)
             at_gamma_q += pull_back(queries[rows], gamma_q, gradient)
         dtype = prepared.dtype
@@ -102,7 +126,7 @@ class _TiledInfoNCE(torch.autograd.Function):
                 at_gamma_d * share,
                 at_scale / len(queries),
             )
-        return (total_loss / len(queries)).to(dtype)
+        return (total_loss * (LN2 / len(queries))).to(dtype)
 
     @staticmethod
     @once_differentiable
@@ -112,15 +136,3 @@ class _TiledInfoNCE(torch.autograd.Function):
             gradients = [gradient * incoming for gradient in gradients]
         wanted = zip(gradients, ctx.needs_input_grad[:5], strict=True)
         return *(gradient if needed else None for gradient, needed in wanted), None, None
-
-
-def _softmax(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """The softmax of each row, in place of the logits, and the logarithm of its normaliser (rows,)."""
-    rows = max(1, CACHED // logits.shape[1]) if logits.device.type == "cpu" else len(logits)
-    normalisers = []
-    for part in logits.split(rows):
-        largest = part.amax(1, keepdim=True)
-        total = part.sub_(largest).exp_().sum(1, keepdim=True)
-        part.div_(total)
-        normalisers.append((largest + total.log())[:, 0])
-    return logits, torch.cat(normalisers)
