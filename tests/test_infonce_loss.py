@@ -119,7 +119,7 @@ def test_gammas_and_scale_of_the_model_are_used(static, sentences):
 def test_a_scale_that_the_model_would_overrule_is_an_error(static, given):
     """T-C2: nothing that the user gave is changed without a word."""
     static.append(LearnedSimilarity(Similarity.parse("learnable"), scale=7.0))
-    for similarity in ("learnable", "dot"):
+    for similarity in ("learnable", None):
         with pytest.raises(ConfigError, match=rf"scale {given!r} is given, .* carries 7, .*leave scale out"):
             InfoNCELoss(static, similarity, given)
     for agreed in (7.0, 7, None):  # as a training hands on what it made the module with
@@ -127,6 +127,20 @@ def test_a_scale_that_the_model_would_overrule_is_an_error(static, given):
     static[1].norm["log_scale"].data.fill_(math.log(31.0))  # as trained
     with pytest.raises(ConfigError, match=r"scale 7\.0 is given, .* carries 31, "):
         InfoNCELoss(static, "learnable", 7.0)
+
+
+@pytest.mark.parametrize("carried", [Similarity.parse("learnable"), Similarity(0.3, 0.8)])
+def test_a_similarity_that_the_model_would_overrule_is_an_error(static, carried):
+    static.append(LearnedSimilarity(carried, learn_scale=True))
+    for given in ("cosine", "dot", {"gamma_q": 0.3, "gamma_d": 0.7}):
+        with pytest.raises(ConfigError, match=rf"carries {carried}, .*leave similarity out"):
+            InfoNCELoss(static, given)
+    for agreed in (carried, None):
+        assert InfoNCELoss(static, agreed).similarity.name == carried.name
+
+
+def test_without_a_word_the_similarity_is_cosine(static):
+    assert InfoNCELoss(static).similarity.name == "cosine"
 
 
 @pytest.mark.parametrize(("given", "kept"), [(99.0, 99.0), (1e-3, 1e-3), (None, 20.0)])

@@ -207,7 +207,8 @@ class InfoNCELoss(nn.Module):
 
     Args:
         model: The encoder. If it carries a ``LearnedSimilarity``, that one's gammas and scale are used.
-        similarity: One of the five names, gammas, or a Similarity. ``learnable`` needs the module in the model.
+        similarity: One of the five names, gammas, or a Similarity; ``learnable`` needs the module in the model. None
+            for that of the model's ``LearnedSimilarity``, or cosine where there is none.
         scale: Inverse temperature: a number, or ``auto`` to measure it on the first batch (see ``auto_scale``). None
             for that of the model's ``LearnedSimilarity``, or 20 where there is none.
         known_positives: Judgements by integer key. The dataset then has a ``label`` column with the keys of the row,
@@ -222,14 +223,14 @@ class InfoNCELoss(nn.Module):
         scored_queries: Queries so far.
 
     Raises:
-        ConfigError: If the similarity, the scale or the number of tokens is not understood, or the model's own scale
-            would overrule the one given.
+        ConfigError: If the similarity, the scale or the number of tokens is not understood, or the model's own
+            similarity or scale would overrule the one given.
     """
 
     def __init__(
         self,
         model: SentenceTransformer,
-        similarity: str | Mapping[str, Any] | Similarity = "cosine",
+        similarity: str | Mapping[str, Any] | Similarity | None = None,
         scale: float | Literal["auto"] | None = None,
         known_positives: KnownPositives | None = None,
         impl: Impl = "auto",
@@ -241,13 +242,19 @@ class InfoNCELoss(nn.Module):
         self.tokens_per_batch = tokens_per_batch
         self.tokens_kept = tokens_kept
         self.model = model
-        self.fixed_similarity = Similarity.parse(similarity)
+        self.fixed_similarity = Similarity.parse("cosine" if similarity is None else similarity)
         self.known_positives = known_positives
         self.masked_negatives = self.scored_negatives = self.scored_queries = 0
         if self.fixed_similarity.learned and learned_similarity(model) is None:
             raise ConfigError(
                 "learned gammas live in the model, so that they are saved with it; type: "
                 "model.append(LearnedSimilarity(Similarity.parse('learnable')))  # from offsphere.modules"
+            )
+        if similarity is not None and self.similarity.name != self.fixed_similarity.name:
+            raise ConfigError(
+                f"similarity {self.fixed_similarity} is given, and the model's LearnedSimilarity carries "
+                f"{self.similarity}, which is the one that counts; leave similarity out to train with that, or take "
+                "the module off (del model[-1]) to train with yours"
             )
         if scale is None:
             scale = ALPHA

@@ -62,7 +62,7 @@ def test_export_and_verify(run, model, collection, destinations):
 
 
 def test_documents_without_text_are_said_to_be_left_out(run, model, collection, destinations):
-    said = "1 documents have no text; they are never an answer, and were left out"
+    said = "left out as without text, never an answer: 1 document\n"
     arguments = ("export", "--model", model, "--data", collection, "--to", destinations[1])
     assert said not in run(*arguments)[1]
     with Path(collection, "corpus.jsonl").open("a", encoding="utf-8") as file:

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from offsphere.diagnosis.audit import token_counts
-from offsphere.encoders import encode, limit_length
+from offsphere.encoders import encode, limit_length, token_counts
 from offsphere.encoding import batches
 from offsphere.encoding.batches import ahead, forward, tokenise
 from offsphere.packed import packed_input

@@ -6,6 +6,7 @@ import errno
 import gzip
 import json
 import os
+import re
 import resource
 import signal
 import subprocess
@@ -143,7 +144,7 @@ def test_killed_and_resumed(model, collection, tmp_path):
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 300
     while time.monotonic() < deadline and process.poll() is None:
         if (out / "manifest.json").exists() and len(shards(out)) >= 3:
             break
@@ -350,7 +351,8 @@ def test_the_time_left_is_told(model, collection, tmp_path, monkeypatch):
     monkeypatch.setattr("offsphere.encoding.engine.SECONDS_BETWEEN_LINES", 0.0)
     steps = Steps(lambda texts: None)
     run(model, collection(), tmp_path / "out", shard_size=10, progress=steps)
-    assert sum("texts, " in line and " a second, about 0 s left" in line for line in steps.said) == 2
+    told = r"[\d,]+ of [\d,]+ texts, [\d.,]+ a second, about \d+ s left"  # more than 0 where the machine is busy
+    assert sum(re.fullmatch(told, line) is not None for line in steps.said) == 2
 
 
 def test_odd_files(table, tmp_path):

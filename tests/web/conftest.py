@@ -53,7 +53,7 @@ class Site:
         kind = {} if data is None else {"Content-Type": "application/json"}
         request = urllib.request.Request(url, data, kind | (headers or {}), method=method)
         try:
-            with urllib.request.urlopen(request, timeout=60) as response:
+            with urllib.request.urlopen(request, timeout=300) as response:
                 return Answer(response.status, response.headers, response.read())
         except urllib.error.HTTPError as error:
             with error:

@@ -97,7 +97,7 @@ def test_a_large_body_is_refused(site: Any, size: int) -> None:
 
 
 def test_a_large_body_in_chunks_is_refused(site: Any) -> None:
-    connection = http.client.HTTPConnection(urlsplit(site.url).netloc, timeout=30)
+    connection = http.client.HTTPConnection(urlsplit(site.url).netloc, timeout=300)
     chunks = (b" " * 65536 for _ in range(BODY_LIMIT // 65536 + 2))
     connection.request("POST", "/embed", chunks, {"Content-Type": "application/json"}, encode_chunked=True)
     with connection.getresponse() as response:

@@ -104,7 +104,7 @@ def test_the_command_of_the_docs_serves_until_ctrl_c(index: Any, tmp_path: Path)
         with urllib.request.urlopen(request) as response:
             assert json.load(response)["documents"] == len(index.ids)
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=300)
     finally:
         process.kill()
         process.wait()

@@ -157,11 +157,14 @@ def _described(opened: Index) -> str:
 
 
 def _notes(added: Added, opened: Index) -> list[str]:
+    from offsphere.report.summary import count
+
     notes = []
     if added.empty:
-        notes.append(f"{added.empty} documents have no text; they are kept, and never an answer")
+        notes.append(f"kept without text, never an answer: {count(added.empty, 'document')}")
     if added.cut:
-        notes.append(f"{added.cut} documents are longer than the model reads, and lost {added.tokens_lost} tokens")
+        lost = count(added.tokens_lost, "token")
+        notes.append(f"longer than the model reads: {count(added.cut, 'document')}, {lost} lost")
     if unfiltered := sorted(name for name, kind in opened.manifest.fields.items() if kind is None):
         notes.append(
             f"these fields are kept but cannot be filtered by, as they hold lists, objects or several kinds of values, "

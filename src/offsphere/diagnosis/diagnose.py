@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 
 from offsphere.diagnosis.advice import Facts, Recommendation, recommend
-from offsphere.diagnosis.audit import Audit, audit, token_counts, token_limit
+from offsphere.diagnosis.audit import Audit, audit
 from offsphere.diagnosis.effect_size import (
     FEWEST_QUERIES,
     Effect,
@@ -26,7 +26,7 @@ from offsphere.diagnosis.material import Material, load_material
 from offsphere.diagnosis.subject import Encoder, embed_material, open_bare
 from offsphere.diagnosis.symmetry import Probe, is_symmetric, probe, symmetry_warning
 from offsphere.diagnosis.variation import variation_ratios
-from offsphere.encoders import encode
+from offsphere.encoders import encode, token_counts, token_limit
 from offsphere.encoding.prompts import prompts_in_force
 from offsphere.errors import DataError, RunError
 from offsphere.evaluation.norms import norm_record

@@ -22,6 +22,7 @@ from offsphere.encoders.normalization import (
 from offsphere.encoders.opening import PACKAGE, open_encoder
 from offsphere.encoders.precision import Precision, check_precision, computing_in
 from offsphere.encoders.saving import replace_folder, save_encoder
+from offsphere.encoders.tokens import token_counts, token_limit
 
 __all__ = [
     "PACKAGE",
@@ -47,4 +48,6 @@ __all__ = [
     "set_dropout",
     "set_pooling",
     "strip_normalize",
+    "token_counts",
+    "token_limit",
 ]

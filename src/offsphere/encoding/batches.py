@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from offsphere.diagnosis.audit import token_counts, token_limit
-from offsphere.encoders import Side
+from offsphere.encoders import Side, token_counts, token_limit
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer

@@ -8,9 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from offsphere.diagnosis.audit import token_limit
 from offsphere.diagnosis.subject import open_bare
-from offsphere.encoders import Side, encode, model_fingerprint
+from offsphere.encoders import Side, encode, model_fingerprint, token_limit
 from offsphere.encoding.embeddings import Lengths, open_embeddings
 from offsphere.encoding.manifest import FILE
 from offsphere.encoding.texts import Texts

@@ -18,9 +18,8 @@ from typing import get_args
 import numpy as np
 
 from offsphere.data.documents import read_prompts
-from offsphere.diagnosis.audit import token_limit
 from offsphere.diagnosis.subject import Encoder, open_bare
-from offsphere.encoders import Precision, Side, check_precision, encode, model_fingerprint
+from offsphere.encoders import Precision, Side, check_precision, encode, model_fingerprint, token_limit
 from offsphere.encoding.batches import TOKENS
 from offsphere.encoding.cache import Encoded, TextCache
 from offsphere.encoding.int8 import INT8, check_fidelity

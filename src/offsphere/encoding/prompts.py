@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from offsphere.diagnosis.audit import token_counts
+from offsphere.encoders import token_counts
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer

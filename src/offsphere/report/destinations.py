@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from offsphere.report.summary import count
 from offsphere.report.tables import new_table, plain
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ def print_exported(console: Console, rows: Sequence[Exported]) -> None:
         _say(console, f"\n{row.target}", "bold")
         _say(console, f"  {row.written:,} documents written, {row.kept:,} stored before, {row.stored:,} stored now")
         if row.empty:
-            _say(console, f"  {row.empty:,} documents have no text; they are never an answer, and were left out")
+            _say(console, f"  left out as without text, never an answer: {count(row.empty, 'document')}")
         if row.extra:
             _say(console, f"  {row.extra:,} of them are not of this export and were left there", "yellow")
         _say(console, f"  {row.read_back:,} vectors read back, off by at most {row.largest_error:.1e} of their length")

@@ -12,8 +12,7 @@ import numpy as np
 
 from offsphere.data.documents import Document, read_documents
 from offsphere.data.shard import Shard
-from offsphere.diagnosis.audit import token_counts, token_limit
-from offsphere.encoders import encode
+from offsphere.encoders import encode, token_counts, token_limit
 from offsphere.errors import DataError, EncoderError
 from offsphere.progress import Progress
 from offsphere.search.table import DocumentTable, Rows, digest_of, merge_fields
