@@ -12,7 +12,7 @@ from offsphere.losses import KnownPositiveMask, KnownPositives, known_positive_m
 from offsphere.similarity import NAMES, Similarity
 from offsphere.tiled_loss import tiled_info_nce
 
-SHAPES = [(1, 1, 3), (1, 4, 2), (7, 7, 5), (256, 256, 8), (257, 514, 6), (300, 2100, 16)]
+SHAPES = [(1, 1, 3), (1, 4, 2), (7, 7, 5), (256, 256, 8), (513, 514, 6), (600, 2100, 16)]
 """Batch, documents, dimension; most are no multiples of the tile or of the block."""
 
 
@@ -262,7 +262,7 @@ def test_whether_the_matrix_is_ever_made(impl, holds_it):
     with LargestTensor() as largest:
         info_nce(queries, documents, similarity, scale, KnownPositiveMask(*keys), impl).backward()
     assert (largest.size >= 2000 * 3000) == holds_it
-    assert largest.size >= 256 * 3000  # a tile
+    assert largest.size >= 512 * 3000  # a tile
 
 
 def test_auto_tiles_large_batches_only():
