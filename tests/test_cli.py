@@ -64,7 +64,8 @@ def test_flags_reach_the_settings_with_their_types(monkeypatch: pytest.MonkeyPat
     )
     given = {
         "--model": "m", "--train": "a b", "--out": str(tmp_path), "--seed": "3", "--lr-grid": "1e-6,2e-6",
-        "--scale": "20", "--dropout": "0", "--max-grad-norm": "0", "--tokens-per-batch": "512", "--similarity": "dnorm",
+        "--scale": "auto", "--alpha-grid": "20,50",
+        "--dropout": "0", "--max-grad-norm": "0", "--tokens-per-batch": "512", "--similarity": "dnorm",
     }  # fmt: skip
     words = [word for flag, value in given.items() for word in (flag, *value.split(" "))]
     monkeypatch.setattr("sys.argv", ["offsphere", "train", *words, "--stop-when-converged"])
@@ -72,8 +73,8 @@ def test_flags_reach_the_settings_with_their_types(monkeypatch: pytest.MonkeyPat
     with pytest.raises(SystemExit):
         cli.main()
     expected = TrainConfig(
-        model="m", train=["a", "b"], out=tmp_path, seeds=[3], lr_grid=[1e-6, 2e-6], scale=20.0, dropout=0.0,
-        max_grad_norm=0.0, tokens_per_batch=512, similarity="dnorm", stop_when_converged=True,
+        model="m", train=["a", "b"], out=tmp_path, seeds=[3], lr_grid=[1e-6, 2e-6], alpha_grid=[20.0, 50.0],
+        dropout=0.0, max_grad_norm=0.0, tokens_per_batch=512, similarity="dnorm", stop_when_converged=True,
     )  # fmt: skip
     assert seen == [expected]
 

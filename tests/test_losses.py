@@ -231,7 +231,11 @@ def test_a_number_that_the_user_gave_is_never_changed(scale, similarity):
     """T-C2."""
     lengths = np.array([3.0, 5.0])
     assert resolve_scale(scale, similarity, lengths, lengths) == scale
+    assert resolve_scale(scale, similarity, lengths, lengths, alpha=3.0) == scale
     assert resolve_scale("auto", similarity, lengths, lengths) == auto_scale(similarity, lengths, lengths)
+    assert resolve_scale("auto", similarity, lengths, lengths, 50.0) == pytest.approx(
+        2.5 * auto_scale(similarity, lengths, lengths)
+    )
 
 
 @pytest.mark.parametrize(

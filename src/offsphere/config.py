@@ -60,7 +60,11 @@ class RunConfig(BaseModel):
     )
     gamma_learning_rate: float = Field(0.01, gt=0, description="rate of gammas and scale")
     scale: Annotated[float, Field(gt=0)] | Literal["auto"] = Field(
-        "auto", description="inverse temperature: a number, or auto"
+        "auto", description="inverse temperature: a number, or auto, which makes it of alpha and the lengths"
+    )
+    alpha: float | None = Field(None, gt=0, description="inverse temperature of cosine under scale auto; 20 by default")
+    alpha_grid: list[Annotated[float, Field(gt=0)]] | None = Field(
+        None, min_length=2, description="alphas to try under cosine, with every rate; the best is used for all"
     )
     learn_scale: bool = Field(False, description="train the scale too")
     freeze_layers: int | None = Field(None, ge=0, description="keep the first N layers, and cache what they give")
@@ -123,7 +127,20 @@ class RunConfig(BaseModel):
             raise ValueError("lora would keep random weights as they are; leave it out with init: random")
         if self.lr_grid is not None and self.learning_rate not in (None, *self.lr_grid):
             raise ValueError("give a learning rate or a grid to find it, not both")
+        if self.alpha_grid is not None and self.alpha not in (None, *self.alpha_grid):
+            raise ValueError("give alpha or a grid to find it, not both")
+        if self.scale != "auto" and (self.alpha is not None or self.alpha_grid is not None):
+            raise ValueError(
+                f"scale {self.scale:g} is the inverse temperature of every variant as it is, so alpha would change "
+                "nothing; leave scale out, or alpha"
+            )
         return self
+
+    @property
+    def grids(self) -> dict[str, list[float]]:
+        """The values to try of every setting that a grid is still to find."""
+        grids = {"learning_rate": self.lr_grid, "alpha": self.alpha_grid}
+        return {name: sorted(set(grid)) for name, grid in grids.items() if grid and getattr(self, name) is None}
 
     def prompts(self) -> dict[str, str]:
         """The prompts that were given, by side."""

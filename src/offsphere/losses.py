@@ -102,10 +102,14 @@ def auto_scale(similarity: Similarity, query_lengths: Any, document_lengths: Any
 
 
 def resolve_scale(
-    scale: float | Literal["auto"], similarity: Similarity, query_lengths: Any, document_lengths: Any
+    scale: float | Literal["auto"],
+    similarity: Similarity,
+    query_lengths: Any,
+    document_lengths: Any,
+    alpha: float = ALPHA,
 ) -> float:
     """The scale itself if it is a number, never changed; the automatic one (see ``auto_scale``) otherwise."""
-    return auto_scale(similarity, query_lengths, document_lengths) if scale == "auto" else float(scale)
+    return auto_scale(similarity, query_lengths, document_lengths, alpha) if scale == "auto" else float(scale)
 
 
 def warn_of_saturation(scale: float, similarity: Similarity, query_lengths: Any, document_lengths: Any) -> str | None:

@@ -17,12 +17,14 @@ from sentence_transformers.sentence_transformer.modules import Pooling, StaticEm
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import AutoModel, BertConfig, PreTrainedConfig, PreTrainedTokenizerFast
 
-from offsphere.config import CompareConfig
+from offsphere.config import CompareConfig, TrainConfig
 from offsphere.data import Collection, TrainingPairs, load_collection, load_pairs
 from offsphere.similarity import Similarity
 from offsphere.training.batches import training_dataset
 from offsphere.training.compare import compare
 from offsphere.training.plan import Plan
+from offsphere.training.train import TrainedModel
+from offsphere.training.train import train as train_model
 from offsphere.training.variant import Trained, Variant, train_variant
 
 TOPICS, TOPIC_WORDS, WIDTH = 12, 6, 32
@@ -158,6 +160,7 @@ def plan() -> Plan:
         steps=8,
         batch_size=12,
         encode_batch_size=16,
+        alpha=20.0,
         learning_rate=0.02,
         gamma_learning_rate=0.05,
         schedule="cosine",
@@ -248,3 +251,39 @@ write_encoder_fixture = pytest.fixture(name="write_encoder", scope="session")(la
 write_collection_fixture = pytest.fixture(name="write_collection", scope="session")(lambda: write_collection)
 bert_config_fixture = pytest.fixture(name="bert_config", scope="session")(lambda: bert_config)
 content_fixture = pytest.fixture(name="content", scope="session")(lambda: content)
+
+
+class Listener:
+    def __init__(self) -> None:
+        self.said: list[str] = []
+        self.started: list[str] = []
+
+    def say(self, text: str) -> None:
+        self.said.append(text)
+
+    def start(self, what: str, total: int) -> Callable[[int], None]:
+        self.started.append(what)
+        return lambda done: None
+
+    @property
+    def text(self) -> str:
+        return "\n".join(self.said)
+
+
+@pytest.fixture
+def listener() -> Listener:
+    return Listener()
+
+
+@pytest.fixture
+def run(static_encoder: Path, home: Path, tmp_path: Path, listener: Listener) -> Callable[..., TrainedModel]:
+    """Trains the static encoder into ``tmp_path / run``."""
+
+    def run(**changed: Any) -> TrainedModel:
+        small = {
+            "model": str(static_encoder), "train": [str(home)], "steps": 6, "learning_rate": 0.1, "batch_size": 12,
+            "evaluations": 3, "device": "cpu", "out": tmp_path / "run",
+        }  # fmt: skip
+        return train_model(TrainConfig(**small | changed), listener)
+
+    return run

@@ -119,8 +119,25 @@ def test_accumulated_batches_make_fewer_steps(
     assert (plan.steps, plan.accumulate, plan.negatives) == (6, 4, 9)  # 10 batches: 4, 4 and 2
 
 
-def test_a_rate_that_a_grid_will_find_stays_open(
+@pytest.mark.parametrize(("grid", "name"), [("lr_grid", "learning_rate"), ("alpha_grid", "alpha")])
+def test_what_a_grid_will_find_stays_open(
+    static_model: SentenceTransformer, asked: Callable[..., CompareConfig], grid: str, name: str
+) -> None:
+    config = asked(**{grid: [0.2, 0.1, 0.2]})
+    assert config.grids == {name: [0.1, 0.2]}
+    resolved = make_plan(config, static_model, 1000).resolve(config)
+    assert resolved[name] is None
+    assert {"learning_rate", "alpha"} - {name} < {key for key, value in resolved.items() if value is not None}
+    found = config.model_copy(update={name: 0.2})  # as config.yaml has it afterwards
+    assert found.grids == {}
+    assert getattr(make_plan(found, static_model, 1000), name) == 0.2
+
+
+def test_alpha_is_that_of_the_paper_and_no_part_of_a_given_scale(
     static_model: SentenceTransformer, asked: Callable[..., CompareConfig]
 ) -> None:
-    config = asked(lr_grid=[0.1, 0.2])
-    assert make_plan(config, static_model, 1000).resolve(config)["learning_rate"] is None
+    for wanted, alpha in (({}, 20.0), ({"alpha": 50.0}, 50.0), ({"scale": 5.0}, None)):
+        config = asked(**wanted)
+        resolved = make_plan(config, static_model, 1000).resolve(config)
+        assert resolved["alpha"] == alpha
+        assert make_plan(type(config)(**resolved, out=config.out), static_model, 1000).alpha == (alpha or 20.0)

@@ -10,54 +10,15 @@ from typing import Any
 
 import pytest
 import torch
-import yaml
 from safetensors.torch import load_file
 from sentence_transformers import SentenceTransformer
 
 from offsphere import cli, open_encoder
-from offsphere.config import CompareConfig, TrainConfig
+from offsphere.config import TrainConfig
 from offsphere.encoders import declared_similarity
-from offsphere.errors import ConfigError, RunError, TrainingError
+from offsphere.errors import ConfigError, RunError
 from offsphere.evaluation.results import read_results
-from offsphere.training.compare import compare
-from offsphere.training.learning_rate_grid import TriedRate, best_rate, read_rates, warn_of_edge, write_rates
-from offsphere.training.train import TrainedModel, train
-
-
-class Listener:
-    def __init__(self) -> None:
-        self.said: list[str] = []
-        self.started: list[str] = []
-
-    def say(self, text: str) -> None:
-        self.said.append(text)
-
-    def start(self, what: str, total: int) -> Callable[[int], None]:
-        self.started.append(what)
-        return lambda done: None
-
-    @property
-    def text(self) -> str:
-        return "\n".join(self.said)
-
-
-@pytest.fixture
-def listener() -> Listener:
-    return Listener()
-
-
-@pytest.fixture
-def run(static_encoder: Path, home: Path, tmp_path: Path, listener: Listener) -> Callable[..., TrainedModel]:
-    """Trains the static encoder into ``tmp_path / run``."""
-
-    def run(**changed: Any) -> TrainedModel:
-        small = {
-            "model": str(static_encoder), "train": [str(home)], "steps": 6, "learning_rate": 0.1, "batch_size": 12,
-            "evaluations": 3, "device": "cpu", "out": tmp_path / "run",
-        }  # fmt: skip
-        return train(TrainConfig(**small | changed), listener)
-
-    return run
+from offsphere.training.train import TrainedModel
 
 
 def test_without_evaluation_there_are_a_model_and_a_log(run: Callable[..., TrainedModel], tmp_path: Path) -> None:
@@ -76,7 +37,7 @@ def test_without_evaluation_there_are_a_model_and_a_log(run: Callable[..., Train
 
 
 def test_with_evaluation_the_untrained_encoder_is_measured_too(
-    run: Callable[..., TrainedModel], tmp_path: Path, home: Path, away: Path, listener: Listener
+    run: Callable[..., TrainedModel], tmp_path: Path, home: Path, away: Path, listener: Any
 ) -> None:
     trained = run(similarity="learnable", eval=[str(home), str(away)])
     rows = read_results(tmp_path / "run" / "results.csv")
@@ -108,7 +69,7 @@ def test_it_trains_as_compare_does(
 
 
 def test_the_seed_with_the_best_validation_is_kept(
-    run: Callable[..., TrainedModel], tmp_path: Path, listener: Listener
+    run: Callable[..., TrainedModel], tmp_path: Path, listener: Any
 ) -> None:
     trained = run(similarity="dot", seeds=[3, 4, 5])
     folders = list((tmp_path / "run" / "variants").iterdir())
@@ -156,7 +117,7 @@ def test_the_command_prints_results_and_where_the_model_is(
 
 class TestSettings:
     def test_a_given_scale_is_kept_and_a_saturating_one_is_warned_of(
-        self, run: Callable[..., TrainedModel], tmp_path: Path, listener: Listener
+        self, run: Callable[..., TrainedModel], tmp_path: Path, listener: Any
     ) -> None:
         """T-C2: a number of the user's is never changed; why raw products cannot start with it is said, once."""
 
@@ -179,13 +140,13 @@ class TestSettings:
             assert scales == {20.0}
 
     def test_random_weights_are_measured_seed_by_seed_and_warned_of_once(
-        self, run: Callable[..., TrainedModel], listener: Listener
+        self, run: Callable[..., TrainedModel], listener: Any
     ) -> None:
         run(init="random", similarity="dot", scale=1e6, seeds=[0, 1], steps=1)
         (warning,) = [line for line in listener.said if line.startswith("warning: dot: scale 1e+06 is ")]
         assert "saturated" in warning
 
-    def test_the_memory_plan_is_said(self, run: Callable[..., TrainedModel], listener: Listener) -> None:
+    def test_the_memory_plan_is_said(self, run: Callable[..., TrainedModel], listener: Any) -> None:
         """T-D4: what the encoder and what the logits take, and which way of computing was taken for it."""
         run()
         (line,) = [line for line in listener.said if line.startswith("memory ")]
@@ -212,7 +173,7 @@ class TestSettings:
         run: Callable[..., TrainedModel],
         tmp_path: Path,
         write_collection: Callable[..., Path],
-        listener: Listener,
+        listener: Any,
     ) -> None:
         """Row 92: the run's own, and those of a collection that is read with others; else not a word."""
         run(steps=1)
@@ -226,7 +187,7 @@ class TestSettings:
         ]
 
     def test_accumulating_is_said_to_add_no_negatives(
-        self, run: Callable[..., TrainedModel], tmp_path: Path, listener: Listener
+        self, run: Callable[..., TrainedModel], tmp_path: Path, listener: Any
     ) -> None:
         run(accumulate=2, steps=4)
         assert "4 steps of 12 x 2 batches" in listener.text
@@ -281,7 +242,7 @@ def test_exclusions_are_said_and_recorded(
     tmp_path: Path,
     static_encoder: Path,
     write_collection: Callable[..., Path],
-    listener: Listener,
+    listener: Any,
 ) -> None:
     """Rows 78 and 85, of what validates and of what is evaluated; a folder from before it was recorded goes on."""
     rules = "exclude_self: true\nexcluded: {q24: [d1], q36: [d1, d2]}\nprompts: {query: 'ask : '}\n"
@@ -312,82 +273,3 @@ def test_exclusions_are_said_and_recorded(
     run(train=[data], eval=[data], steps=1)
     assert listener.started == []
     assert json.loads(file.read_text("utf-8")) == written
-
-
-class TestGrid:
-    TRIED = (TriedRate(1e-6, 0.50, 4), TriedRate(2e-6, 0.62, 6, 5), TriedRate(5e-6, 0.61, 2))
-
-    def test_the_best_is_taken(self) -> None:
-        assert best_rate(self.TRIED).learning_rate == 2e-6
-        assert best_rate([*self.TRIED, TriedRate(1e-5, 0.62, 1)]).learning_rate == 2e-6
-        assert warn_of_edge(self.TRIED) is None
-
-    @pytest.mark.parametrize(("kept", "message"), [((1, 2), "smallest.* 2e-06.*7e-07"), ((0, 1), "largest.*6e-06")])
-    def test_an_edge_is_warned_of(self, kept: tuple[int, int], message: str) -> None:
-        warning = warn_of_edge([self.TRIED[i] for i in kept])
-        assert warning is not None
-        assert re.search(message, warning)
-
-    def test_the_table_is_read_as_it_was_written(self, tmp_path: Path) -> None:
-        table = tmp_path / "learning_rates.csv"
-        assert read_rates(table) == []
-        write_rates(table, self.TRIED[::-1])
-        assert read_rates(table) == list(self.TRIED)
-        assert [line.split(",")[-1] for line in table.read_text().splitlines()] == ["best", "0", "1", "0"]
-
-    def test_a_rate_beside_the_grid_is_refused(self, tmp_path: Path) -> None:
-        settings = {"model": "m", "train": ["t"], "out": tmp_path, "lr_grid": [0.1, 0.2]}
-        with pytest.raises(ValueError, match="not both"):
-            TrainConfig(**settings, learning_rate=0.3)
-        assert TrainConfig(**settings, learning_rate=0.2).learning_rate == 0.2  # as a finished run's config.yaml has it
-
-    def test_compare_fixes_the_rate_of_cosine_for_all(
-        self, settings: Callable[..., CompareConfig], tmp_path: Path, listener: Listener
-    ) -> None:
-        asked = {"learning_rate": None, "lr_grid": [0.3, 1e-4, 0.03], "seeds": [1], "similarities": ["cosine", "dot"]}
-        out = tmp_path / "run"
-        compare(settings(out, **asked), listener)
-        tried = read_rates(out / "learning_rates.csv")
-        assert [one.learning_rate for one in tried] == [1e-4, 0.03, 0.3]
-        best = best_rate(tried)
-        assert yaml.safe_load((out / "config.yaml").read_text())["learning_rate"] == best.learning_rate
-        finished = json.loads((out / "variants" / "cosine-seed1" / "variant.json").read_text())
-        assert (finished["validation"], finished["best_step"]) == (best.validation, best.best_step)
-        for name in ("cosine-seed1", "dot-seed1"):
-            lines = [json.loads(line) for line in (out / "variants" / name / "log.jsonl").read_text().splitlines()]
-            assert max(line["learning_rate"] for line in lines if line["event"] == "train") == best.learning_rate
-        assert [what for what in listener.started if "rate" in what] == [
-            "learning rate 0.0001",
-            "learning rate 0.03",
-            "learning rate 0.3",
-        ]
-        assert f"learning rate  {best.learning_rate:g}, for every variant and seed" in listener.text
-        assert (warn_of_edge(tried) or "") in listener.text
-
-        listener.started.clear()
-        compare(settings(out, **asked), listener)
-        assert listener.started == []
-
-    def test_an_interrupted_grid_goes_on(
-        self, run: Callable[..., TrainedModel], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, listener: Listener
-    ) -> None:
-        from offsphere.training import run as module
-
-        original, calls = module.train_variant, []
-
-        def stops(**arguments: Any) -> Any:
-            calls.append(arguments["plan"].learning_rate)
-            if len(calls) == 2:
-                raise TrainingError("stop")
-            return original(**arguments)
-
-        asked = {"learning_rate": None, "lr_grid": [0.1, 0.01], "similarity": "dnorm"}
-        with monkeypatch.context() as patch:
-            patch.setattr(module, "train_variant", stops)
-            with pytest.raises(TrainingError, match="stop"):
-                run(**asked)
-        assert [one.learning_rate for one in read_rates(tmp_path / "run" / "learning_rates.csv")] == [0.01]
-        listener.started.clear()
-        trained = run(**asked)
-        assert "learning rate 0.01" not in listener.started
-        assert trained.learning_rate == best_rate(read_rates(tmp_path / "run" / "learning_rates.csv")).learning_rate

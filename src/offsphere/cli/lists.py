@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 
-LISTS = ("--train", "--eval", "--data", "--similarities", "--similarity", "--seeds", "--lr-grid", "--to", "--category")
+SHORT = ("--similarities", "--similarity", "--seeds", "--lr-grid", "--alpha-grid")
+LISTS = ("--train", "--eval", "--data", "--to", "--category", *SHORT)
 """Flags that take several values: ``--train A B``, ``--train A --train B`` and, for short ones, ``--seeds 0,1``."""
 
 LISTS_BESIDE_ARGUMENTS = ("--delete", "--shards")
@@ -40,5 +41,4 @@ def spread_lists(arguments: list[str]) -> list[str]:
 
 
 def _repeat(flag: str, value: str) -> list[str]:
-    separated = flag in ("--similarities", "--similarity", "--seeds", "--lr-grid")
-    return [part for one in (BETWEEN.split(value) if separated else [value]) for part in (flag, one)]
+    return [part for one in (BETWEEN.split(value) if flag in SHORT else [value]) for part in (flag, one)]

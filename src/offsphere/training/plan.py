@@ -12,6 +12,7 @@ from sentence_transformers.sentence_transformer.modules import StaticEmbedding
 from offsphere.config import RunConfig
 from offsphere.encoders import Precision
 from offsphere.errors import ConfigError
+from offsphere.losses import ALPHA
 from offsphere.training.convergence import LAST
 from offsphere.training.validation import MEASURE
 
@@ -25,6 +26,7 @@ class Plan:
         batch_size: Pairs a batch.
         encode_batch_size: Texts in one forward pass without gradients.
         learning_rate: Peak rate of the weights.
+        alpha: Inverse temperature of cosine; of the others it follows, unless a scale is given.
         gamma_learning_rate: Peak rate of gammas and scale.
         schedule: Name of the schedule in transformers.
         warmup_steps: Steps with a rising rate.
@@ -48,6 +50,7 @@ class Plan:
     batch_size: int
     encode_batch_size: int
     learning_rate: float
+    alpha: float
     gamma_learning_rate: float
     schedule: str
     warmup_steps: int
@@ -69,11 +72,13 @@ class Plan:
     def resolve(self, config: RunConfig) -> dict[str, Any]:
         """The settings, less the folder, with what the plan decided in place of what was left open.
 
-        A learning rate that a grid is still to find stays open.
+        What a grid is still to find stays open.
         """
         decided: dict[str, Any] = {"steps": self.steps, "batch_size": self.batch_size, "processes": self.processes}
         if config.lr_grid is None:
             decided["learning_rate"] = self.learning_rate
+        if config.alpha_grid is None and config.scale == "auto":
+            decided["alpha"] = self.alpha
         return config.model_dump(mode="json", exclude={"out"}) | decided | {"epochs": None}
 
     @property
@@ -134,6 +139,7 @@ def make_plan(config: RunConfig, model: SentenceTransformer, n_pairs: int, proce
         batch_size=batch_size,
         encode_batch_size=default.encode_batch_size,
         learning_rate=config.learning_rate or default.learning_rate * (1 if config.lora is None else LORA_RATE),
+        alpha=config.alpha or ALPHA,
         gamma_learning_rate=config.gamma_learning_rate,
         # The one that transformers calls constant leaves the warm-up out.
         schedule="constant_with_warmup" if config.schedule == "constant" else config.schedule,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import time
 from collections.abc import Mapping
@@ -44,7 +45,7 @@ from offsphere.progress import Progress, Silent
 from offsphere.similarity import FIXED, LEARNABLE, Similarity, norms
 from offsphere.training.batches import training_dataset
 from offsphere.training.card import model_card
-from offsphere.training.learning_rate_grid import TriedRate, best_rate, read_rates, warn_of_edge, write_rates
+from offsphere.training.grid import Tried, best_of, read_grid, warn_of_edges, write_grid
 from offsphere.training.materials import Materials, load_materials
 from offsphere.training.memory_plan import plan_memory
 from offsphere.training.plan import Plan, make_plan
@@ -151,10 +152,15 @@ class Run:
         if self.prompts:
             say(f"prompts        {self.prompts}")
         say(f"training       {len(materials.pairs)} pairs of {', '.join(config.train)}")
-        rate = f"{plan.learning_rate:g}"
-        if config.lr_grid is not None and config.learning_rate is None:
-            rate = f"the best of {', '.join(f'{one:g}' for one in config.lr_grid)} under cosine"
-        say(f"               {plan.steps} steps of {_size(plan)}, rate {rate}, scale {config.scale}")
+        chosen = {"learning_rate": f"{plan.learning_rate:g}", "alpha": f"{plan.alpha:g}"} | {
+            name: f"the best of {', '.join(f'{one:g}' for one in values)} under cosine"
+            for name, values in config.grids.items()
+        }
+        alpha = f", alpha {chosen['alpha']}" if config.alpha is not None or config.alpha_grid is not None else ""
+        say(
+            f"               {plan.steps} steps of {_size(plan)}, rate {chosen['learning_rate']}, "
+            f"scale {config.scale}{alpha}"
+        )
         if plan.processes > 1:
             say(
                 f"processes      {plan.processes}; the documents of all are negatives for the queries of each: "
@@ -200,7 +206,7 @@ class Run:
         self.dataset, self.known_positives = training_dataset(self.materials.pairs)
         if missing:
             self._plan_memory()
-            self._settle_rate()
+            self._settle_grids()
         for number, variant in enumerate(missing, 1):
             began = time.monotonic()
             with self.folder.unfinished(variant.name) as folder:
@@ -232,7 +238,7 @@ class Run:
         if self.random:
             randomise(self.model, variant.seed)
             self.lengths = processes.first(self._lengths)
-        scale = resolve_scale(self.config.scale, variant.similarity, *self.lengths)
+        scale = resolve_scale(self.config.scale, variant.similarity, *self.lengths, self.plan.alpha)
         self._warn_of_scale(scale, variant.similarity)
         return train_variant(
             model=self.model,
@@ -258,29 +264,36 @@ class Run:
         if learned_similarity(self.model) is not None:
             del self.model[-1]
 
-    def _settle_rate(self) -> None:
-        """Find the learning rate of all variants on the cosine one, where a grid is asked for and no rate is given."""
-        grid = self.config.lr_grid
-        if grid is None:
+    def _settle_grids(self) -> None:
+        """Find what all variants share on the cosine one: the learning rate, alpha or both, where a grid is given."""
+        grids = self.config.grids
+        if not grids:
             return
-        if self.config.learning_rate is None:
-            table = self.folder.path / "learning_rates.csv"
-            tried = processes.first(lambda: read_rates(table))
-            for rate in sorted(set(grid) - {one.learning_rate for one in tried}):
-                self.plan = replace(self.plan, learning_rate=rate)
-                variant = Variant(Similarity.parse("cosine"), self.config.seeds[0])
-                with self.folder.unfinished(f"{rate:g}", self.folder.path / "learning_rates") as folder:
-                    trained = self._train(variant, folder, f"learning rate {rate:g}")
-                self._take_off_learned()
-                tried.append(TriedRate(rate, trained.validation or 0.0, trained.best_step, trained.converged_step))
-                processes.first(lambda: write_rates(table, tried))
-                self.progress.say(f"rate {rate:<13g} validation {trained.validation or 0.0:.4f}")
-            best = best_rate(tried)
-            self.plan = replace(self.plan, learning_rate=best.learning_rate)
-            processes.first(lambda: self.folder.settle({"learning_rate": best.learning_rate}))
-            self.progress.say(f"learning rate  {best.learning_rate:g}, for every variant and seed")
-            if warning := warn_of_edge(tried):
-                self.progress.say(f"warning: {warning}")
+        table = self.folder.path / "grid.csv"
+        tried = processes.first(lambda: read_grid(table))
+        done = {(one.learning_rate, one.alpha) for one in tried}
+        rates, alphas = (grids.get(name, [getattr(self.plan, name)]) for name in ("learning_rate", "alpha"))
+        for rate, alpha in itertools.product(rates, alphas):
+            self.plan = replace(self.plan, learning_rate=rate, alpha=alpha)
+            if (rate, alpha) in done:
+                continue
+            variant = Variant(Similarity.parse("cosine"), self.config.seeds[0])
+            with self.folder.unfinished(f"{rate:g}-{alpha:g}", self.folder.path / "grid") as folder:
+                trained = self._train(variant, folder, self._of_grids())
+            self._take_off_learned()
+            tried.append(Tried(rate, alpha, trained.validation or 0.0, trained.best_step, trained.converged_step))
+            processes.first(lambda: write_grid(table, tried))
+            self.progress.say(f"{self._of_grids():<34} validation {trained.validation or 0.0:.4f}")
+        best = best_of(tried)
+        self.plan = replace(self.plan, learning_rate=best.learning_rate, alpha=best.alpha)
+        processes.first(lambda: self.folder.settle({name: getattr(best, name) for name in grids}))
+        self.progress.say(f"{self._of_grids()}, for every variant and seed")
+        for warning in warn_of_edges(tried):
+            self.progress.say(f"warning: {warning}")
+
+    def _of_grids(self) -> str:
+        """What the plan has of the settings that grids find, in words."""
+        return ", ".join(f"{name.replace('_', ' ')} {getattr(self.plan, name):g}" for name in self.config.grids)
 
     def _lengths(self) -> tuple[np.ndarray, np.ndarray]:
         """Lengths of query and document embeddings where training starts, on a sample of the pairs; checked.

@@ -91,8 +91,9 @@ class RunFolder:
         settings = dict(json.loads(json.dumps(settings)))
         if config.exists() and environment.exists():
             before = yaml.safe_load(config.read_text(encoding="utf-8"))
-            if settings.get("lr_grid") and settings["learning_rate"] is None:
-                settings["learning_rate"] = before.get("learning_rate")  # as the grid has found it
+            for grid, found in (("lr_grid", "learning_rate"), ("alpha_grid", "alpha")):
+                if settings.get(grid) and settings[found] is None:
+                    settings[found] = before.get(found)
             data_before = json.loads(environment.read_text(encoding="utf-8"))["data"]
             differing = _differences(before, settings) + _differences(data_before, fingerprints)
             if differing:
