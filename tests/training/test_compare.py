@@ -145,7 +145,7 @@ class TestFolder:
         assert stored["similarities"] == list(NAMES)
         assert (stored["steps"], stored["batch_size"], stored["learning_rate"]) == (6, 12, 0.1)
         asked = settings(finished_run).model_dump(mode="json", exclude={"out"})
-        assert {name: stored[name] for name in asked} == asked | {"processes": 1}
+        assert {name: stored[name] for name in asked} == asked | {"processes": 1, "alpha": 20.0}
 
     def test_the_log_has_every_training(self, finished_run: Path) -> None:
         lines = [json.loads(line) for line in (finished_run / "log.jsonl").read_text(encoding="utf-8").splitlines()]

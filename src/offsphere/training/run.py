@@ -43,6 +43,7 @@ from offsphere.modules import LearnedSimilarity, learned_similarity
 from offsphere.packed import packed_input
 from offsphere.progress import Progress, Silent
 from offsphere.similarity import FIXED, LEARNABLE, Similarity, norms
+from offsphere.training.announcement import announcement
 from offsphere.training.batches import training_dataset
 from offsphere.training.card import model_card
 from offsphere.training.grid import Tried, best_of, read_grid, warn_of_edges, write_grid
@@ -106,7 +107,8 @@ class Run:
         settings, fingerprints = self.plan.resolve(self.config), self.materials.fingerprints()
         processes.first(lambda: self.folder.begin(settings, fingerprints, self._datasets()))
         missing, lacks_reference = processes.first(self._missing)
-        self._announce(len(self.variants) - len(missing))
+        for line in announcement(self, done=len(self.variants) - len(missing)):
+            self.progress.say(line)
         if missing or lacks_reference:
             with (
                 cached_input(self.model, self.config.freeze_layers, self.folder.path),
@@ -136,62 +138,13 @@ class Run:
     def _datasets(self) -> dict[str, Any]:
         """What environment.json says of the collections: size, exclusions, and the prompts in force."""
         return {
-            name: one.describe() | {"models": {self.config.model: self._prompts_on(one).to_dict()}}
+            name: one.describe() | {"models": {self.config.model: self.prompts_on(one).to_dict()}}
             for name, one in self.materials.collections().items()
         }
 
-    def _prompts_on(self, collection: Collection) -> Prompts:
+    def prompts_on(self, collection: Collection) -> Prompts:
+        """Those in force where a collection is evaluated: its own, or the model's."""
         return prompts_in_force(self.model, collection.prompts) if collection.prompts else self.prompts
-
-    def _announce(self, done: int) -> None:
-        config, plan, materials = self.config, self.plan, self.materials
-        say = self.progress.say
-        frozen = "" if config.freeze_layers is None else f", the first {config.freeze_layers} layers frozen"
-        adapters = "" if config.lora is None else f", LoRA adapters of rank {config.lora} trained"
-        say(f"encoder        {config.model} ({config.init}{frozen}{adapters})")
-        if self.prompts:
-            say(f"prompts        {self.prompts}")
-        say(f"training       {len(materials.pairs)} pairs of {', '.join(config.train)}")
-        chosen = {"learning_rate": f"{plan.learning_rate:g}", "alpha": f"{plan.alpha:g}"} | {
-            name: f"the best of {', '.join(f'{one:g}' for one in values)} under cosine"
-            for name, values in config.grids.items()
-        }
-        alpha = f", alpha {chosen['alpha']}" if config.alpha is not None or config.alpha_grid is not None else ""
-        say(
-            f"               {plan.steps} steps of {_size(plan)}, rate {chosen['learning_rate']}, "
-            f"scale {config.scale}{alpha}"
-        )
-        if plan.processes > 1:
-            say(
-                f"processes      {plan.processes}; the documents of all are negatives for the queries of each: "
-                f"{plan.negatives:,} in-batch negatives a query"
-            )
-        say(f"similarities   {', '.join(config.trained)}; seeds {', '.join(map(str, config.seeds))}")
-        for domain, inside in (("in domain", True), ("out of domain", False)):
-            for one in materials.evaluation:
-                if (one.name in materials.in_domain) == inside:
-                    say(f"{domain:<14} {one.name}: {len(one.queries)} queries, {len(one.documents)} documents")
-        state = f" ({done} of {len(self.variants)} variants are done already)" if done else ""
-        say(f"run folder     {config.out}{state}")
-        for note in materials.notes():
-            say(f"note: {note}")
-        for one in (*materials.dev, *materials.evaluation):
-            if own := self._prompts_on(one).in_place_of(self.prompts):
-                say(
-                    f"note: {one.name} ({one.split}): {own}; training applies the model's, set with --query-prompt and "
-                    "--document-prompt"
-                )
-        if plan.accumulate > 1:
-            say(
-                f"note: {plan.accumulate} batches are accumulated in a step, which adds no negatives: each query still "
-                f"meets {plan.negatives:,} of other pairs. A larger --batch-size with --tokens-per-batch adds them in "
-                "the same memory"
-            )
-        if self.normalized:
-            say(
-                f"note: {config.model} ends with a Normalize module, which erases every length; it is taken off for "
-                "all variants (cosine does not see the difference)"
-            )
 
     def _run_variants(self, missing: list[Variant], lacks_reference: bool) -> None:
         model = self.model
@@ -394,16 +347,3 @@ class Run:
         if finished.similarity.learned:
             parts.append("gammas {:.2f}, {:.2f}".format(*finished.similarity.gammas))
         return "  ".join([*parts, f"{seconds:.0f} s"])
-
-
-def _size(plan: Plan) -> str:
-    """How many pairs a step takes, in words."""
-    factors = [
-        f"{plan.batch_size}",
-        *(
-            f"{factor} {what}"
-            for factor, what in ((plan.accumulate, "batches"), (plan.processes, "processes"))
-            if factor > 1
-        ),
-    ]
-    return " x ".join(factors)
