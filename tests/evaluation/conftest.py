@@ -1,13 +1,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 import pytest
 
 from offsphere.data import Collection
-from offsphere.evaluation import EmbeddedCollection
+from offsphere.evaluation import EmbeddedCollection, Result
+from offsphere.evaluation.embedding import embed as embed_collection
+from offsphere.evaluation.models import evaluate_models
 
 
 def embed(queries: np.ndarray, documents: np.ndarray, **settings) -> EmbeddedCollection:
@@ -43,3 +45,53 @@ def make(tmp_path, sentences):
         return folder
 
     return make
+
+
+@pytest.fixture(scope="session")
+def evaluated() -> Callable[..., list[Result]]:
+    """The results of one encoder, ranked by what it declares unless said otherwise."""
+
+    def evaluate(source, data, similarities=("own",), **settings) -> list[Result]:
+        return evaluate_models([source], data, similarities, **settings).results
+
+    return evaluate
+
+
+@pytest.fixture(scope="session")
+def values() -> Callable[[Iterable[Result]], dict[tuple[str, str, str], float]]:
+    """The values of results by data set, similarity and measure."""
+    return lambda rows: {(row.dataset, row.scored_as, row.measure): row.value for row in rows}
+
+
+@pytest.fixture
+def encoded(monkeypatch) -> list[str]:
+    """The collections that were encoded, in order."""
+    names: list[str] = []
+
+    def counted(model, collection, *arguments, **settings) -> EmbeddedCollection:
+        names.append(collection.name)
+        return embed_collection(model, collection, *arguments, **settings)
+
+    monkeypatch.setattr("offsphere.evaluation.models.embed", counted)
+    return names
+
+
+class Told:
+    """Remembers what long work says."""
+
+    def __init__(self):
+        self.lines: list[str] = []
+        self.steps: list[tuple[str, int] | int] = []
+
+    def say(self, text: str) -> None:
+        self.lines.append(text)
+
+    def start(self, what: str, total: int) -> Callable[[int], None]:
+        self.steps.append((what, total))
+        return self.steps.append
+
+
+@pytest.fixture(scope="session")
+def listener() -> type[Told]:
+    """Makes something that remembers what long work says."""
+    return Told

@@ -25,10 +25,6 @@ SYMMETRIC, ONE_SIDED = ("cosine", "dot", "learnable"), ("qnorm", "dnorm")
 SIMILARITIES = {name: Similarity.parse(name) for name in (*SYMMETRIC, *ONE_SIDED)}
 
 
-def evaluated(source, data, similarities=("own",), **settings):
-    return evaluate_models([source], data, similarities, **settings).results
-
-
 def write(path: Path, rows: list[dict]) -> Path:
     path.parent.mkdir(exist_ok=True)
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
@@ -81,7 +77,7 @@ def test_every_number_by_the_definition(encoder, pairs):
             assert rows[name, f"Spearman{order}"] == pytest.approx(expected, abs=1e-6)
 
 
-def test_the_order_matters_to_one_sided_similarities_only(static, save, pairs):
+def test_the_order_matters_to_one_sided_similarities_only(static, save, pairs, evaluated):
     found = values(evaluated(str(save(static)), [str(pairs)], list(SIMILARITIES)[:2] + list(ONE_SIDED)))
     for measure in ("Spearman", "Pearson"):
         for name in ("cosine", "dot"):
@@ -92,7 +88,7 @@ def test_the_order_matters_to_one_sided_similarities_only(static, save, pairs):
         assert found["qnorm", measure] == pytest.approx(found["dnorm", f"{measure}(b,a)"], abs=1e-9)
 
 
-def test_rows_are_typed_and_read_back(static, save, pairs, tmp_path):
+def test_rows_are_typed_and_read_back(static, save, pairs, tmp_path, evaluated):
     """T-64: the same record whatever the similarity, one number each; beside a collection too."""
     source, out = str(save(static)), tmp_path / "out"
     rows = evaluated(source, [str(pairs)], ["cosine", "qnorm"], out=out)
@@ -130,7 +126,7 @@ class Told:
         return self.done.append
 
 
-def test_prompts_reach_their_sides(static, save, pairs):
+def test_prompts_reach_their_sides(static, save, pairs, evaluated):
     """With one prompt a side even cosine is no longer symmetric."""
     source = str(save(static))
     found = values(evaluated(source, [str(pairs)], ["cosine"], prompts={"query": "iron rust star "}))
@@ -180,7 +176,7 @@ def test_what_scored_pairs_are(tmp_path, pairs):
     assert (found.name, found.split, len(found)) == ("stsb", "dev", 375)
 
 
-def test_real_pairs():
+def test_real_pairs(evaluated):
     """package:wordllama on stsb: cosine is well above chance, and one-sided similarities depend on the order."""
     rows = evaluated("package:wordllama", [str(STSB)], ["cosine", "dot", "qnorm", "dnorm"])
     found = values(rows)
@@ -191,7 +187,7 @@ def test_real_pairs():
         assert abs(found[name, "Spearman"] - found[name, "Spearman(b,a)"]) > 1e-3
 
 
-def test_one_evaluation_leaves_nothing_behind_for_the_next(static, transformer, save, pairs):
+def test_one_evaluation_leaves_nothing_behind_for_the_next(static, transformer, save, pairs, evaluated):
     """T-F1: two models in either order, each by its own similarity, give what each gives alone."""
     static.similarity_fn_name, transformer.similarity_fn_name = "dot", "cosine"
     models = {"dot": str(save(static, "static")), "cosine": str(save(transformer, "transformer"))}

@@ -27,11 +27,6 @@ QUERIES = ["bee moon", "the a of", "night star iron"]
 
 
 @pytest.fixture
-def model(static, save) -> str:
-    return str(save(static))
-
-
-@pytest.fixture
 def documents(sentences) -> list[Document]:
     """Ties, across shards as well; two documents without text; fields that few documents have."""
     texts = [*sentences(COUNT - 12, 0), *["moon"] * 10, "", " "]

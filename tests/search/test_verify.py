@@ -25,18 +25,6 @@ COSINE = Similarity.parse("cosine")
 EMBEDDED = ["chroma", "faiss", "lancedb", "milvus", "parquet", "qdrant"]
 
 
-def target_of(kind: str, folder: Path) -> str:
-    if kind in ("faiss", "parquet"):
-        return f"{kind}:{folder / f'documents.{kind}'}"
-    return f"milvus:{folder / 'milvus.db'}" if kind == "milvus" else f"{kind}:{folder / kind}"
-
-
-@pytest.fixture
-def target(tmp_path):
-    """Gives the target of a kind in an empty place."""
-    return lambda kind: target_of(kind, tmp_path / "destinations")
-
-
 @pytest.fixture
 def collection(tmp_path, sentences) -> str:
     """A collection of 200 documents, half of them with a title, whose ids are numbers, and 30 queries."""

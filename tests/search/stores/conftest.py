@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import os
 import socket
 import subprocess
@@ -85,6 +86,18 @@ def opened() -> Iterator[Callable[[str], Store]]:
 
 
 @pytest.fixture
+def created(target: Callable[..., str], opened: Callable[[str], Store], xquad: Embedded) -> Callable[..., Store]:
+    """Opens the target of a kind and makes an empty collection there."""
+
+    def make(kind: str, name: str = "documents", *, dimension: int = 3, similarity: str = "dot") -> Store:
+        store = opened(target(kind, name))
+        store.create(dimension, xquad.stamp(similarity))
+        return store
+
+    return make
+
+
+@pytest.fixture
 def serving() -> Callable[..., AbstractContextManager[str]]:
     """Starts an installed server on a free port: ``with serving("chroma", "run", VARIABLE="value") as url``."""
 
@@ -138,7 +151,6 @@ class Embedded:
 def xquad() -> Embedded:
     """The 240 paragraphs of xquad_en and 32 questions, as WordLlama embeds them: lengths differ fivefold."""
     import gzip
-    import json
 
     from offsphere.encoders import open_encoder
 
@@ -156,3 +168,23 @@ def xquad() -> Embedded:
         model.encode(texts),
         model.encode([row["text"] for row in rows("queries")[::40]]),
     )
+
+
+@pytest.fixture
+def model(static, save) -> str:
+    """A static encoder that says it ranks by dot."""
+    static.similarity_fn_name = "dot"
+    return str(save(static))
+
+
+@pytest.fixture
+def collection(tmp_path: Path, sentences) -> str:
+    """A collection of 120 documents and 20 queries."""
+    folder = tmp_path / "collection"
+    (folder / "qrels").mkdir(parents=True)
+    for name, count, seed in (("corpus", 120, 0), ("queries", 20, 1)):
+        rows = [json.dumps({"_id": f"{name} {i}", "text": text}) for i, text in enumerate(sentences(count, seed))]
+        (folder / f"{name}.jsonl").write_text("\n".join(rows), encoding="utf-8")
+    judged = "".join(f"queries {i}\tcorpus {i}\t1\n" for i in range(20))
+    (folder / "qrels" / "test.tsv").write_text("query-id\tcorpus-id\tscore\n" + judged, encoding="utf-8")
+    return str(folder)

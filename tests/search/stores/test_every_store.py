@@ -25,12 +25,11 @@ pytestmark = pytest.mark.parametrize("kind", sorted(KINDS))
 
 
 @pytest.fixture
-def small(target, opened, xquad) -> Callable[[str], Store]:
+def small(created) -> Callable[[str], Store]:
     """Makes a collection of 5 dimensions that holds ``a`` and ``b``."""
 
     def make(kind: str) -> Store:
-        store = opened(target(kind))
-        store.create(5, xquad.stamp("dot"))
+        store = created(kind, dimension=5)
         store.write([record("a", [1, 2, 3, 4, 5]), record("b", [0, -1, 0, 2, 0])])
         return store
 
@@ -53,11 +52,10 @@ def assert_exact(answer: list[Found], scores: np.ndarray, ids: list[str]) -> Non
 
 
 @pytest.mark.parametrize("similarity", NAMES)
-def test_the_live_top_10_is_the_exact_one(kind, similarity, target, opened, xquad):
+def test_the_live_top_10_is_the_exact_one(kind, similarity, created, target, opened, xquad):
     parsed = Similarity.parse(similarity)
     records = xquad.records(similarity)
-    store = opened(target(kind))
-    store.create(xquad.documents.shape[1], xquad.stamp(similarity))
+    store = created(kind, dimension=xquad.documents.shape[1], similarity=similarity)
     for start in range(0, len(records), 100):
         store.write(records[start : start + 100])
     store.close()
@@ -166,11 +164,10 @@ def test_a_zero_vector_scores_zero(kind, small):
     assert [(hit.id, round(hit.score, 5) + 0.0) for hit in answer] == [("a", 2), ("zero", 0), ("b", -1)]
 
 
-def test_extreme_lengths_keep_their_score(kind, target, opened, xquad):
+def test_extreme_lengths_keep_their_score(kind, created):
     # One distance is 1 minus the score in float32, which costs small scores their last digits, and no more.
     lengths = [1e-3, 1.0, 1e3]
-    store = opened(target(kind))
-    store.create(3, xquad.stamp("dot"))
+    store = created(kind)
     store.write([record(f"{length:g}", [length, 0, 0]) for length in lengths])
     (answer,) = store.search(np.array([[2, 0, 0]], dtype=np.float32), 3)
     assert [hit.id for hit in answer] == ["1000", "1", "0.001"]
@@ -237,10 +234,9 @@ def test_a_collection_that_is_not_there(kind, target, opened):
     assert not store.exists()
 
 
-def test_many_answers_and_few(kind, target, opened, xquad):
+def test_many_answers_and_few(kind, created, xquad):
     records = xquad.records("dot")
-    store = opened(target(kind))
-    store.create(xquad.documents.shape[1], xquad.stamp("dot"))
+    store = created(kind, dimension=xquad.documents.shape[1])
     store.write(records)
     (everything,) = store.search(xquad.queries[:1], len(records) + 5)
     assert {hit.id for hit in everything} == set(xquad.ids)

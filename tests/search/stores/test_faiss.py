@@ -15,10 +15,8 @@ def file(tmp_path):
 
 
 @pytest.fixture
-def store(target, opened, xquad):
-    store = opened(target("faiss"))
-    store.create(3, xquad.stamp("qnorm"))
-    return store
+def store(created):
+    return created("faiss", similarity="qnorm")
 
 
 def record(name: str, value: float = 1.0, **more) -> Record:

@@ -18,9 +18,8 @@ def vectors() -> np.ndarray:
 
 
 @pytest.fixture
-def store(target, opened, xquad, vectors):
-    store = opened(target("lancedb"))
-    store.create(8, xquad.stamp("qnorm"))
+def store(created, vectors):
+    store = created("lancedb", dimension=8, similarity="qnorm")
     store.write([Record(str(row), vector, 1.0) for row, vector in enumerate(vectors)])
     return store
 
@@ -86,9 +85,8 @@ def test_a_write_is_one_version(store, table, vectors):
     assert len(table.list_versions()) == before + 1
 
 
-def test_closing_merges_the_files_of_many_writes(target, opened, xquad, vectors, tmp_path):
-    store = opened(target("lancedb"))
-    store.create(8, xquad.stamp("dot"))
+def test_closing_merges_the_files_of_many_writes(created, vectors, tmp_path):
+    store = created("lancedb", dimension=8)
     for row, vector in enumerate(vectors[:20]):
         store.write([Record(str(row), vector, 1.0)])
     table = lancedb.connect(tmp_path / "lancedb").open_table("documents")

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,24 +15,6 @@ from offsphere.search.verify import verify
 from offsphere.similarity import Similarity
 
 COUNT = 120
-
-
-@pytest.fixture
-def collection(tmp_path: Path, sentences) -> str:
-    folder = tmp_path / "collection"
-    (folder / "qrels").mkdir(parents=True)
-    for name, count, seed in (("corpus", COUNT, 0), ("queries", 20, 1)):
-        rows = [json.dumps({"_id": f"{name} {i}", "text": text}) for i, text in enumerate(sentences(count, seed))]
-        (folder / f"{name}.jsonl").write_text("\n".join(rows), encoding="utf-8")
-    judged = "".join(f"queries {i}\tcorpus {i}\t1\n" for i in range(20))
-    (folder / "qrels" / "test.tsv").write_text("query-id\tcorpus-id\tscore\n" + judged, encoding="utf-8")
-    return str(folder)
-
-
-@pytest.fixture
-def model(static, save) -> str:
-    static.similarity_fn_name = "dot"
-    return str(save(static))
 
 
 @pytest.fixture

@@ -21,9 +21,8 @@ def record(name: str, value: float = 1.0, **more) -> Record:
     return Record(name, np.array([value, 2, 3], dtype=np.float32), 2.5, **more)
 
 
-def test_the_file_needs_no_offsphere(file, target, opened, xquad):
-    store = opened(target("parquet"))
-    store.create(3, xquad.stamp("qnorm"))
+def test_the_file_needs_no_offsphere(file, created, xquad):
+    store = created("parquet", similarity="qnorm")
     kept = record("ä/1", title="T", text="Text", metadata={"tags": ["ä", None]})
     store.write([kept])
     store.close()
@@ -45,18 +44,16 @@ def test_the_file_needs_no_offsphere(file, target, opened, xquad):
     assert noted == {"metric": "ip", "stamp": xquad.stamp("qnorm").to_dict()}
 
 
-def test_nothing_lies_beside_a_closed_file(file, target, opened, xquad):
-    store = opened(target("parquet"))
-    store.create(3, xquad.stamp("dot"))
+def test_nothing_lies_beside_a_closed_file(file, created):
+    store = created("parquet")
     store.write([record("a")])
     store.delete(["a"])
     store.close()
     assert list(file.parent.iterdir()) == [file]
 
 
-def test_reading_writes_nothing(file, target, opened, xquad):
-    store = opened(target("parquet"))
-    store.create(3, xquad.stamp("dot"))
+def test_reading_writes_nothing(file, created, target, opened):
+    store = created("parquet")
     store.write([record("a")])
     store.close()
     before = file.stat()
@@ -68,9 +65,8 @@ def test_reading_writes_nothing(file, target, opened, xquad):
     assert (after.st_ino, after.st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
 
 
-def test_many_small_writes_become_large_row_groups(file, target, opened, xquad):
-    store = opened(target("parquet"))
-    store.create(3, xquad.stamp("dot"))
+def test_many_small_writes_become_large_row_groups(file, created):
+    store = created("parquet")
     for number in range(30):
         store.write([record(f"{number}/{row}") for row in range(10)])
     store.close()
@@ -78,9 +74,8 @@ def test_many_small_writes_become_large_row_groups(file, target, opened, xquad):
     assert parquet.read_metadata(file).num_rows == 300
 
 
-def test_the_last_of_several_versions_stays(target, opened, xquad):
-    store = opened(target("parquet"))
-    store.create(3, xquad.stamp("dot"))
+def test_the_last_of_several_versions_stays(created, target, opened):
+    store = created("parquet")
     store.write([record("a", 1), record("b", 1), record("c", 1)])
     store.write([record("a", 2), record("b", 2)])
     store.delete(["b"])
@@ -93,9 +88,8 @@ def test_the_last_of_several_versions_stays(target, opened, xquad):
         store = opened(target("parquet"))
 
 
-def test_changes_of_a_file_that_was_deleted_do_not_come_back(file, target, opened, xquad):
-    store = opened(target("parquet"))
-    store.create(3, xquad.stamp("dot"))
+def test_changes_of_a_file_that_was_deleted_do_not_come_back(file, created, target, opened):
+    store = created("parquet")
     store.write([record("a")])
     file.unlink()  # in the middle of an export, by hand
     del store
@@ -119,9 +113,8 @@ def test_a_file_of_another_layout(table, said, file, target, opened):
         opened(target("parquet")).dimension()
 
 
-def test_a_file_without_a_stamp(file, target, opened, xquad):
-    store = opened(target("parquet"))
-    store.create(3, xquad.stamp("dot"))
+def test_a_file_without_a_stamp(file, created, target, opened):
+    store = created("parquet")
     store.write([record("a")])
     store.close()
     parquet.write_table(parquet.read_table(file).replace_schema_metadata(None), file)

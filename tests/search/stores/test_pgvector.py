@@ -26,10 +26,8 @@ def sql(postgres, target):
 
 
 @pytest.fixture
-def store(target, opened, xquad):
-    store = opened(target("pgvector"))
-    store.create(3, xquad.stamp("qnorm"))
-    return store
+def store(created):
+    return created("pgvector", similarity="qnorm")
 
 
 def record(name: str, **more) -> Record:
@@ -78,9 +76,8 @@ def scans(sql) -> int:
     return sql.execute("SELECT idx_scan FROM pg_stat_user_indexes WHERE indexrelname ~ '_vector_idx$'").fetchone()[0]
 
 
-def test_more_dimensions_than_an_index_takes(target, opened, xquad):
-    store = opened(target("pgvector"))
-    store.create(INDEXABLE + 1, xquad.stamp("dot"))
+def test_more_dimensions_than_an_index_takes(created):
+    store = created("pgvector", dimension=INDEXABLE + 1)
     vectors = np.random.default_rng(0).normal(size=(20, INDEXABLE + 1)).astype(np.float32)
     store.write([Record(str(row), vector, 1.0) for row, vector in enumerate(vectors)])
     assert (store.metric(), store.dimension()) == ("ip", INDEXABLE + 1)
@@ -184,20 +181,17 @@ def test_the_longest_id(store):
     assert store.count() == 1
 
 
-def test_the_longest_name(target, opened, xquad):
+def test_the_longest_name(created, target, opened):
     longest = "é" * (LONGEST_NAME // 2)
-    store = opened(target("pgvector", longest))
-    store.create(3, xquad.stamp("dot"))
+    created("pgvector", longest)
     assert not opened(target("pgvector", longest[:-1])).exists()
     for name in ("é" * (LONGEST_NAME // 2 + 1), "a\0b"):
         with pytest.raises(StoreError, match="63 bytes without NUL"):
             opened(target("pgvector", name))
 
 
-def test_a_name_is_never_sql(store, target, opened, xquad):
-    evil = 'x" ; DROP TABLE documents; --'
-    other = opened(target("pgvector", evil))
-    other.create(3, xquad.stamp("dot"))
+def test_a_name_is_never_sql(store, created):
+    other = created("pgvector", 'x" ; DROP TABLE documents; --')
     other.write([record("a")])
     assert store.exists()
     assert (other.count(), store.count()) == (1, 0)

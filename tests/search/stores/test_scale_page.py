@@ -24,24 +24,10 @@ def block(language: str) -> str:
     return found
 
 
-@pytest.fixture
-def collection(tmp_path, sentences) -> str:
-    folder = tmp_path / "collection"
-    (folder / "qrels").mkdir(parents=True)
-    for name, count, seed in (("corpus", COUNT, 0), ("queries", 20, 1)):
-        rows = [json.dumps({"_id": f"{name} {i}", "text": text}) for i, text in enumerate(sentences(count, seed))]
-        (folder / f"{name}.jsonl").write_text("\n".join(rows), encoding="utf-8")
-    judged = "".join(f"queries {i}\tcorpus {i}\t1\n" for i in range(20))
-    (folder / "qrels" / "test.tsv").write_text("query-id\tcorpus-id\tscore\n" + judged, encoding="utf-8")
-    return str(folder)
-
-
 @pytest.mark.parametrize("first", ["1/10", "1/1"])  # a small part before the table is divided, or all of it
-def test_a_partitioned_table(first, static, save, collection, postgres, target, opened):
+def test_a_partitioned_table(first, model, collection, postgres, target, opened):
     import psycopg
 
-    static.similarity_fn_name = "dot"
-    model = str(save(static))
     at = target("pgvector")
 
     def source(shard: str) -> EncodedDocuments:
