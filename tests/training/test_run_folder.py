@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from offsphere.atomic import write_atomically
 from offsphere.errors import RunError
 from offsphere.evaluation.results import (
     QueryValue,
@@ -20,7 +21,7 @@ from offsphere.evaluation.results import (
     write_results,
 )
 from offsphere.similarity import Similarity
-from offsphere.training.run_folder import Finished, RunFolder, write_atomically, write_variant
+from offsphere.training.run_folder import Finished, RunFolder, write_variant
 
 SETTINGS = {"model": "m", "steps": 5, "learning_rate": 2e-5, "seeds": [0, 1], "scale": "auto", "split": None}
 DATA = {"pairs a": "123", "evaluation b": "456"}

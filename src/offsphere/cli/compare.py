@@ -11,6 +11,7 @@ import typer
 from offsphere.cli.app import Flag, Shown, app, out, print_json, quiet_libraries
 from offsphere.cli.settings import with_flags_of
 from offsphere.config import CompareConfig
+from offsphere.errors import UsageError
 
 
 @app.command(
@@ -48,11 +49,21 @@ def report(
     runs: Annotated[list[Path], typer.Argument(help="run folders")],
     out_file: Annotated[Path | None, Flag("--out", help="the page; report.html in the first run by default")] = None,
 ) -> None:
-    """Write the page of one or several finished runs, and print their tables."""
+    """Write the page of one or several finished comparisons, and print their tables; or that of one training."""
     from offsphere.report.page import write_report
-    from offsphere.report.run import read_run
+    from offsphere.report.run import opener_of, read_run
     from offsphere.report.tables import print_comparison
+    from offsphere.report.training import is_training, read_training, write_training_report
 
+    trainings = [run for run in runs if is_training(run)]
+    if trainings and len(runs) > 1:
+        raise UsageError(f"{trainings[0]} is of offsphere train; give it alone, or only runs of offsphere compare")
+    if trainings:
+        training = read_training(runs[0])
+        print_places(
+            training.folder / "model", opener_of(training.best.trained_as), write_training_report(training, out_file)
+        )
+        return
     page = write_report(runs, out_file or runs[0] / "report.html")
     records = [read_run(run) for run in runs]
     print_comparison(out, *records)

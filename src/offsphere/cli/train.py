@@ -8,7 +8,6 @@ from offsphere.cli.app import Shown, app, out, print_json, quiet_libraries
 from offsphere.cli.compare import print_places
 from offsphere.cli.settings import with_flags_of
 from offsphere.config import TrainConfig
-from offsphere.similarity import FIXED
 
 
 @app.command(
@@ -23,12 +22,15 @@ def train(settings: TrainConfig, as_json: bool) -> None:
     """
     quiet_libraries()
     from offsphere.processes import is_first
+    from offsphere.report.run import opener_of
+    from offsphere.report.training import read_training, write_training_report
     from offsphere.training.train import train as run_training
 
     with Shown() as progress:
         trained = run_training(settings, progress)
     if not is_first():
         return
+    report = write_training_report(read_training(settings.out))
     if as_json:
         print_json(trained.to_dict())
         return
@@ -38,7 +40,4 @@ def train(settings: TrainConfig, as_json: bool) -> None:
 
         before = [replace(row, scored_as=f"{row.scored_as}, untrained") for row in own if row.seed is None]
         print_results(out, [*(row for row in own if row.seed == trained.finished.seed), *before])
-    fixed = trained.finished.similarity.name in FIXED
-    print_places(
-        trained.model, ("sentence_transformers", "SentenceTransformer") if fixed else ("offsphere", "open_encoder")
-    )
+    print_places(trained.model, opener_of(trained.finished.trained_as), report)

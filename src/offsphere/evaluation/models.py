@@ -10,6 +10,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
+from offsphere.atomic import write_atomically
 from offsphere.data import Collection, available_splits, load_collection
 from offsphere.data.beir import is_collection
 from offsphere.data.benchmarks import expand, find_benchmark
@@ -31,7 +32,7 @@ from offsphere.evaluation.scopes import scopes_of
 from offsphere.evaluation.sts import embed_pairs, evaluate_pairs
 from offsphere.progress import Progress, Silent
 from offsphere.similarity import Similarity
-from offsphere.training.run_folder import describe_environment, write_atomically
+from offsphere.training.run_folder import describe_environment
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer

@@ -11,9 +11,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from offsphere.atomic import write_atomically
 from offsphere.encoders import replace_folder
 from offsphere.evaluation.results import Result
-from offsphere.training.run_folder import link_or_copy, write_atomically
+from offsphere.training.run_folder import link_or_copy
 
 FILE = "part.json"
 RUN_SUFFIX = ".trec"

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from offsphere.atomic import write_atomically
 from offsphere.evaluation.correlation import Correlation, Point, correlate
 from offsphere.report.figures import DASHES, INK, MARKERS, THEME, panels_figure, series_names, to_svg
 from offsphere.report.tables import new_table, plain
-from offsphere.training.run_folder import write_atomically
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

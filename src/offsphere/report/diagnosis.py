@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from offsphere.atomic import write_atomically
 from offsphere.diagnosis.diagnose import Diagnosis
 from offsphere.diagnosis.effect_size import Effect
 from offsphere.diagnosis.symmetry import Probe
@@ -14,7 +15,6 @@ from offsphere.diagnosis.tune import MEASURE, Tuning
 from offsphere.report.figures import GROUPS, INK, SERIES, density, panels_figure, to_svg
 from offsphere.report.summary import MISSING, p_value, points, signed
 from offsphere.report.tables import new_table, plain
-from offsphere.training.run_folder import write_atomically
 
 if TYPE_CHECKING:
     from rich.console import Console

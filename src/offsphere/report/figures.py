@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from html import escape
 from itertools import pairwise
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from offsphere.evaluation.comparison import Difference
 from offsphere.report.run import RunRecord
@@ -68,12 +68,31 @@ def series_names(similarities: Iterable[str]) -> dict[str, str]:
     return names | {name: list(OTHERS)[index % len(OTHERS)] for index, name in enumerate(others)}
 
 
-def learning_curves(record: RunRecord, name: str) -> list[str]:
+class Logged(Protocol):
+    """What was trained, as far as its log tells it."""
+
+    @property
+    def similarities(self) -> tuple[str, ...]:
+        """Trained with."""
+
+    @property
+    def measure(self) -> str:
+        """Of validation."""
+
+    @property
+    def log(self) -> Sequence[Mapping[str, Any]]:
+        """All events."""
+
+    def events(self, kind: str) -> list[Mapping[str, Any]]:
+        """The events of a kind."""
+
+
+def learning_curves(record: Logged, name: str) -> list[str]:
     """Validation during training, one panel scored with each model's own similarity and one scored as cosine.
 
     Thin lines are seeds, thick lines their mean. Empty where no validation was logged.
     """
-    measure = record.comparison.measure
+    measure = record.measure
     panels = {"own": (measure, "scored as trained"), "as-cosine": (f"{measure}_as_cosine", "scored as cosine")}
     events = record.events("validation")
     return [
@@ -89,7 +108,34 @@ def learning_curves(record: RunRecord, name: str) -> list[str]:
     ]
 
 
-def gamma_trajectories(record: RunRecord, name: str) -> list[str]:
+def loss_curves(record: Logged, name: str) -> list[str]:
+    """The loss of the training batches, in one panel; empty where none was logged."""
+    curves = {s: _by_seed(record.events("train"), s, "loss") for s in record.similarities}
+    if not any(curves.values()):
+        return []
+    return [_lines(curves, f"{name}-loss", "Training loss", "InfoNCE", series_names(record.similarities))]
+
+
+def length_curves(record: Logged, name: str) -> list[str]:
+    """Mean lengths of queries and documents in validation, and the temperatures of queries where they differ.
+
+    Of the first similarity; empty where no validation was logged.
+    """
+    events, first = record.events("validation"), record.similarities[0]
+    lengths = {side: _by_seed(events, first, f"{side}_norm_mean") for side in ("query", "document")}
+    panels = []
+    if any(lengths.values()):
+        colours = {"query": "other-2", "document": "other-1"}
+        panels.append(_lines(lengths, f"{name}-lengths", "Mean length of embeddings", "length", colours))
+    shares = {"10th percentile": "p10", "median": "p50", "90th percentile": "p90"}
+    if any(event.get("temperature_p10") != event.get("temperature_p90") for event in events):
+        curves = {words: _by_seed(events, first, f"temperature_{share}") for words, share in shares.items()}
+        colours = dict(zip(shares, OTHERS, strict=True))
+        panels.append(_lines(curves, f"{name}-temperatures", "Temperature of a query", "temperature", colours))
+    return panels
+
+
+def gamma_trajectories(record: Logged, name: str) -> list[str]:
     """The two learned exponents during training, in one panel; empty where none was learned."""
     events = [event for event in record.log if event.get("similarity") == "learnable"]
     curves = {key: _by_seed(events, "learnable", key) for key in ("gamma_q", "gamma_d")}

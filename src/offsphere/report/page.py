@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from offsphere.atomic import write_atomically
 from offsphere.errors import RunError
 from offsphere.evaluation.comparison import Difference
 from offsphere.evaluation.results import write_results
 from offsphere.report import figures, summary
-from offsphere.report.run import RunRecord, read_run
+from offsphere.report.run import RunRecord, opener_of, read_run
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -45,9 +45,7 @@ def write_report(folders: Sequence[Path | str], out: Path | str) -> Path:
     out.parent.mkdir(parents=True, exist_ok=True)
     if len(records) > 1:
         write_results(out.parent / "results.csv", [row for record in records for row in record.results])
-    temporary = out.with_name(f"{out.name}.{os.getpid()}.tmp")
-    temporary.write_text(render_report(records), encoding="utf-8")
-    temporary.replace(out)
+    write_atomically(out, render_report(records))
     return out
 
 
@@ -80,6 +78,8 @@ def _section(record: RunRecord, name: str) -> dict[str, Any]:
     """What the template shows of one record."""
     columns = {domain: summary.domain_columns(record, domain) for domain in record.domains}
     headers, rows = summary.measure_rows(record)
+    recommended = record.comparison.verdict.similarity
+    gammas = [row.gamma_d for row in record.results if row.similarity == recommended and row.gamma_d is not None]
     return {
         "id": name,
         "record": record,
@@ -99,7 +99,7 @@ def _section(record: RunRecord, name: str) -> dict[str, Any]:
         "measures": {"headers": headers, "rows": rows},
         "figures": _figures(record, name),
         "effects": _effects(record),
-        "usage": _usage(record),
+        "usage": usage(record.folder / "model", recommended, gammas[0] if gammas else None),
         "settings": yaml.safe_dump(dict(record.config), sort_keys=False, allow_unicode=True),
         "environment": yaml.safe_dump(dict(record.environment), sort_keys=False, allow_unicode=True),
     }
@@ -182,15 +182,18 @@ def _effect(record: RunRecord, similarity: str, dataset: str) -> str:
     return f"{sum(known) / len(known):+.2f}".replace("-", "−") if known else summary.MISSING
 
 
-def _usage(record: RunRecord) -> dict[str, str]:
-    """How to load the model, and what a vector database has to store to rank like it."""
-    similarity = record.comparison.verdict.similarity
-    rows = [row for row in record.results if row.similarity == similarity and row.gamma_d is not None]
-    gamma_d = rows[0].gamma_d if rows else None
-    module, opens = record.opener
+def usage(model: Path, similarity: str, gamma_d: float | None) -> dict[str, str]:
+    """How to load a model, and what a vector database has to store to rank like it.
+
+    Args:
+        model: Its folder.
+        similarity: What it ranks under.
+        gamma_d: How much of the documents' length that removes, where it is known.
+    """
+    module, opens = opener_of(similarity)
     code = (
         f"from {module} import {opens}\n\n"
-        f"model = {opens}({str(record.folder / 'model')!r})\n"
+        f"model = {opens}({str(model)!r})\n"
         'queries = model.encode_query(["..."])\n'
         'documents = model.encode_document(["...", "..."])\n'
         "print(model.similarity(queries, documents))\n"

@@ -16,7 +16,7 @@ import yaml
 from offsphere.errors import DataError, RunError
 from offsphere.evaluation.comparison import IN_DOMAIN, OUT_OF_DOMAIN, Comparison, Difference, Verdict
 from offsphere.evaluation.results import PRETRAINED, Result, read_results
-from offsphere.similarity import LEARNABLE, NAMES
+from offsphere.similarity import FIXED, NAMES
 
 
 @dataclass(frozen=True)
@@ -74,6 +74,11 @@ class RunRecord:
         return _usual_order(row.scored_as for row in self.results)
 
     @property
+    def measure(self) -> str:
+        """The one that the comparison decides on, and that validation was by."""
+        return self.comparison.measure
+
+    @property
     def has_pretrained(self) -> bool:
         """Whether the untrained encoder was measured too."""
         return any(row.similarity == PRETRAINED for row in self.results)
@@ -92,9 +97,8 @@ class RunRecord:
 
     @property
     def opener(self) -> tuple[str, str]:
-        """The module and the function that open the recommended model: offsphere's own for learned exponents only."""
-        learned = self.comparison.verdict.similarity == LEARNABLE
-        return ("offsphere", "open_encoder") if learned else ("sentence_transformers", "SentenceTransformer")
+        """The module and the function that open the recommended model."""
+        return opener_of(self.comparison.verdict.similarity)
 
     @property
     def recommended_value(self) -> float:
@@ -153,6 +157,11 @@ def _usual_order(names: Iterable[str]) -> tuple[str, ...]:
     return tuple(sorted(dict.fromkeys(names), key=lambda name: NAMES.index(name) if name in NAMES else len(NAMES)))
 
 
+def opener_of(similarity: str) -> tuple[str, str]:
+    """The module and the function that open a model of a similarity: offsphere's own where it carries exponents."""
+    return ("sentence_transformers", "SentenceTransformer") if similarity in FIXED else ("offsphere", "open_encoder")
+
+
 def read_run(folder: Path | str) -> RunRecord:
     """The record of a run folder that ``offsphere compare`` finished.
 
@@ -161,19 +170,29 @@ def read_run(folder: Path | str) -> RunRecord:
         DataError: If a file is malformed; names the file and, where it has lines, the line.
     """
     folder = Path(folder)
-    config = _read_config(folder)
+    config = read_config(folder)
     return RunRecord(
         folder=folder,
         config=config,
-        environment=_read_json(_part(folder, "environment.json", config)),
-        results=tuple(read_results(_part(folder, "results.csv", config))),
-        comparison=_read_comparison(_part(folder, "comparison.json", config)),
-        norms=tuple(_read_json(_part(folder, "norms.json", config))),
-        log=tuple(_read_log(_part(folder, "log.jsonl", config))),
+        environment=read_json(part_of_run(folder, "environment.json", config)),
+        results=tuple(read_results(part_of_run(folder, "results.csv", config))),
+        comparison=_read_comparison(part_of_run(folder, "comparison.json", config)),
+        norms=tuple(read_json(part_of_run(folder, "norms.json", config))),
+        log=tuple(read_log(part_of_run(folder, "log.jsonl", config))),
     )
 
 
-def _part(folder: Path, name: str, config: Mapping[str, Any]) -> Path:
+def part_of_run(folder: Path, name: str, config: Mapping[str, Any]) -> Path:
+    """A file of a run folder.
+
+    Args:
+        folder: Of the run.
+        name: Of the file.
+        config: The settings, with the command that makes the folder, if they have it.
+
+    Raises:
+        RunError: If it is missing; names it and the command that makes it.
+    """
     if (folder / name).is_file():
         return folder / name
     command = config.get("command") or f"offsphere compare --model M --train C --eval C --out {folder}"
@@ -181,8 +200,14 @@ def _part(folder: Path, name: str, config: Mapping[str, Any]) -> Path:
     raise RunError(f"{folder} has no {name}, which a finished run has; to make it or to finish the run: {command}")
 
 
-def _read_config(folder: Path) -> Mapping[str, Any]:
-    path = _part(folder, "config.yaml", {})
+def read_config(folder: Path) -> Mapping[str, Any]:
+    """The settings of a run folder.
+
+    Raises:
+        RunError: If it has none.
+        DataError: If they are no mapping in YAML.
+    """
+    path = part_of_run(folder, "config.yaml", {})
     try:
         config = yaml.safe_load(path.read_text(encoding="utf-8"))
     except yaml.YAMLError as error:
@@ -192,7 +217,12 @@ def _read_config(folder: Path) -> Mapping[str, Any]:
     return config
 
 
-def _read_json(path: Path) -> Any:
+def read_json(path: Path) -> Any:
+    """What a JSON file holds.
+
+    Raises:
+        DataError: If it is none; names the line.
+    """
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except json.JSONDecodeError as error:
@@ -200,7 +230,7 @@ def _read_json(path: Path) -> Any:
 
 
 def _read_comparison(path: Path) -> Comparison:
-    stored = _read_json(path)
+    stored = read_json(path)
     try:
         return Comparison(
             model=stored["model"],
@@ -217,7 +247,12 @@ def _read_comparison(path: Path) -> Comparison:
         raise DataError(f"expected the comparison that offsphere compare writes, but {error!r}", path) from error
 
 
-def _read_log(path: Path) -> Iterator[Mapping[str, Any]]:
+def read_log(path: Path) -> Iterator[Mapping[str, Any]]:
+    """The events of a log.jsonl.
+
+    Raises:
+        DataError: If a line is not JSON; names it.
+    """
     with path.open(encoding="utf-8") as file:
         for number, line in enumerate(file, start=1):
             try:

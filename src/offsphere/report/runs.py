@@ -10,13 +10,13 @@ from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from offsphere.atomic import write_atomically
 from offsphere.evaluation.compare_runs import RunComparison, RunDifference, RunScore
 from offsphere.evaluation.scopes import units_of
 from offsphere.report.figures import INK, SERIES, panels_figure, to_svg
 from offsphere.report.page import template
 from offsphere.report.summary import MISSING, SIGNIFICANT, Cell, p_value, points, signed
 from offsphere.report.tables import new_table, plain
-from offsphere.training.run_folder import write_atomically
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 
 from offsphere import processes
+from offsphere.atomic import write_atomically
 from offsphere.config import CompareConfig
 from offsphere.evaluation.comparison import Comparison, compare_similarities
 from offsphere.progress import Progress
 from offsphere.training.run import Run
-from offsphere.training.run_folder import write_atomically
 
 
 def compare(config: CompareConfig, progress: Progress | None = None) -> Comparison:

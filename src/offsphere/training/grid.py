@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
-from offsphere.training.run_folder import write_atomically
+from offsphere.atomic import write_atomically
 
 FURTHER = {"learning_rate": (3.0, "--lr-grid"), "alpha": (2.0, "--alpha-grid")}
 """By what factor to look beyond an edge of the grid, and where to say so."""

@@ -16,6 +16,7 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.util.distributed import distributed_evaluation
 
 from offsphere import processes
+from offsphere.atomic import write_atomically
 from offsphere.cached_inputs import CachedTokens, FrozenTrunk, cached_input, original_input
 from offsphere.config import RunConfig
 from offsphere.data import Collection
@@ -50,7 +51,7 @@ from offsphere.training.grid import Tried, best_of, read_grid, warn_of_edges, wr
 from offsphere.training.materials import Materials, load_materials
 from offsphere.training.memory_plan import plan_memory
 from offsphere.training.plan import Plan, make_plan
-from offsphere.training.run_folder import Finished, RunFolder, write_atomically, write_variant
+from offsphere.training.run_folder import Finished, RunFolder, write_variant
 from offsphere.training.trainer import trainable_state
 from offsphere.training.variant import Trained, Variant, train_variant
 

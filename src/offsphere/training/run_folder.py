@@ -17,6 +17,7 @@ from typing import Any
 import yaml
 
 from offsphere import processes
+from offsphere.atomic import write_atomically
 from offsphere.encoders import replace_folder
 from offsphere.errors import RunError
 from offsphere.evaluation.results import (
@@ -228,13 +229,6 @@ def write_variant(folder: Path, finished: Finished) -> None:
     """Write ``variant.json``."""
     stored = asdict(finished) | {"similarity": finished.similarity.to_dict()}
     write_atomically(folder / "variant.json", json.dumps(stored, indent=2) + "\n")
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Write a text file under a temporary name and rename it, so that a reader sees all of it or the old one."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    temporary.write_text(text, encoding="utf-8")
-    temporary.replace(path)
 
 
 def describe_environment(fingerprints: Mapping[str, str]) -> dict[str, Any]:

@@ -44,8 +44,9 @@ class TrainedModel:
 def train(config: TrainConfig, progress: Progress | None = None) -> TrainedModel:
     """Train the encoder with one similarity; goes on with an unfinished run.
 
-    The run folder then holds ``model/``, ``log.jsonl``, ``config.yaml`` and ``environment.json``; with evaluation
-    collections also ``results.csv``, ``per_query.parquet``, ``norms.json`` and ``runs/``.
+    The run folder then holds ``model/``, ``log.jsonl``, ``config.yaml`` and ``environment.json``, of which
+    ``report.training`` makes a page; with evaluation collections also ``results.csv``, ``per_query.parquet``,
+    ``norms.json`` and ``runs/``.
 
     Args:
         config: The settings.
