@@ -95,6 +95,7 @@ def measure(way: str, texts: list[list[str]], batch: int, options: argparse.Name
         batch_size=batch,
         encode_batch_size=batch,
         learning_rate=2e-5,
+        alpha=ALPHA,
         gamma_learning_rate=0.01,
         schedule="cosine",
         warmup_steps=0,

@@ -42,8 +42,8 @@ def loss_and_gradients(model: Any, columns: Any, factor: float = 1.0, seed: int 
     """Of learned gammas and scale where the model has them."""
     model.zero_grad()
     torch.manual_seed(seed)
-    scale = 0.02 if learned_similarity(model) is None else None
-    loss = InfoNCELoss(model, "dot", scale, **cache)([dict(features) for features in columns])
+    given = ("dot", 0.02) if learned_similarity(model) is None else ()
+    loss = InfoNCELoss(model, *given, **cache)([dict(features) for features in columns])
     (factor * loss).backward()
     return loss.detach(), {name: one.grad.clone() for name, one in model.named_parameters() if one.grad is not None}
 
