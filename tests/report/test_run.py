@@ -7,7 +7,8 @@ from statistics import fmean, stdev
 import pytest
 
 from offsphere.errors import DataError, RunError
-from offsphere.report.run import read_run
+from offsphere.report.run import opener_of, read_run
+from offsphere.similarity import FIXED
 
 PARTS = ("config.yaml", "environment.json", "results.csv", "comparison.json", "norms.json", "log.jsonl")
 
@@ -112,3 +113,9 @@ def test_a_line_separator_inside_a_string_does_not_split_a_line(make_run):
     folder = make_run()
     (folder / "log.jsonl").write_text('{"event": "train", "note": "a\u2028b"}\n', encoding="utf-8")
     assert read_run(folder).log == ({"event": "train", "note": "a\u2028b"},)
+
+
+@pytest.mark.parametrize("similarity", ["learnable", "gamma_q=0.2,gamma_d=0.9"])
+def test_a_model_that_carries_exponents_is_opened_by_offsphere(similarity):
+    assert opener_of(similarity) == ("offsphere", "open_encoder")
+    assert {opener_of(name) for name in FIXED} == {("sentence_transformers", "SentenceTransformer")}
